@@ -1,7 +1,7 @@
 """Detects other Python code that must see the calls of torch's functions.
 
 Our operators take the place of torch functions that the reference calls. Three kinds of code expect
-to see the calls of those functions. Where such code is active, our modules call torch's functions:
+to see the calls of those functions:
 
 * a tensor subclass, or an active mode (`torch.overrides.TorchFunctionMode`), sees every call of a
   torch function, and may change what the call returns;
@@ -9,10 +9,10 @@ to see the calls of those functions. Where such code is active, our modules call
 * profilers, tracers and test tools replace `torch.relu`, `nn.Linear.forward` or
   `nn.Module.__call__` by functions of their own, temporarily or for good.
 
-The functions below, and the `dispatch.py` of each problem, check in every call for those of them
-that could see the problem's reference. Small calls are faster than torch's in spite of these
-checks, with one exception: a forward of ReLU of 1,024 elements on a CPU takes 3 us, about a tenth
-longer than torch's (docs/BENCHMARKS.md, "What does a call cost the host?").
+Where such code is active, our modules call torch's functions. The functions below, and the
+`dispatch.py` of each problem, look for it in every call. Small calls are faster than torch's in
+spite of that, except a forward of a small ReLU on a CPU (docs/BENCHMARKS.md, "What does a call cost
+the host?").
 """
 
 import sys

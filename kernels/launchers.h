@@ -70,16 +70,17 @@ struct ReluBackwardArguments {
   DType dtype;
   int64_t n;  // below 2^31, unless grad_output is constant, or dense and aligned to 16 bytes
   const void* grad_output;
-  GradientLayout layout;  // of grad_output
+  GradientLayout layout;  // how grad_output is stored
   const uint8_t* mask;    // [(n + 7) / 8]
   void* grad_input;
 };
 
-// The accuracy of a float32 product. In quotes: the value of torch.set_float32_matmul_precision
-// that asks for it. Half types, which have one accuracy, always have kTf32Accuracy.
+// The accuracy of a product. In quotes: the value of torch.set_float32_matmul_precision that asks
+// for it.
 enum class Precision {
-  kTf32Accuracy,     // "high"
-  kFloat32Accuracy,  // "highest"
+  kOfDtype,          // all dtypes but float32: each has one accuracy
+  kTf32Accuracy,     // float32 at "high"
+  kFloat32Accuracy,  // float32 at "highest"
 };
 
 // One call of a GEMM kernel:
@@ -96,14 +97,14 @@ enum class Precision {
 // linear/operator/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny/skinny.cu.
 struct LinearArguments {
-  DType dtype;  // of x, weight, bias and out: float32, float16 or bfloat16
+  DType dtype;  // x, weight, bias and out are float32, float16 or bfloat16
   Precision precision;
   int64_t m, n, k;
 
   const void* x;          // [m, k]; the elements of a row are adjacent
-  int64_t x_stride;       // from one row to the next
+  int64_t x_stride;       // distance from one row to the next
   const void* weight;     // [n, k]; the elements of a row are adjacent
-  int64_t weight_stride;  // from one row to the next
+  int64_t weight_stride;  // distance from one row to the next
 
   // True where the operand is stored as its transpose: x as [k, m], weight as [k, n]. The elements
   // of a row of the transpose are adjacent, and the stride leads from one such row to the next.
@@ -184,7 +185,7 @@ size_t linear_sm90_workspace_bytes(const LinearArguments& call);
 int linear_sm90(const LinearArguments& call, CUstream_st* stream);
 
 // linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync), if a block can have 128
-// KiB of shared memory. Only float32, and only with kFloat32Accuracy.
+// KiB of shared memory. Only float32 with kFloat32Accuracy.
 bool linear_sm80_supports(const LinearArguments& call);
 size_t linear_sm80_workspace_bytes(const LinearArguments& call);
 int linear_sm80(const LinearArguments& call, CUstream_st* stream);

@@ -46,15 +46,15 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
     timed_forwards       forwards beside eager's
     gradients            gradients of inputs and parameters
     timed_training_steps a forward and its backward beside eager's
-    forward, solution_step, returned_results, intact, diagnosis
+    forward, solution_step, returned_results, copied_results, intact, diagnosis
                          functions that several checks use
 
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has
     timed_steps          a timed request of training steps
-    turns                all take turns in a round
+    turns                the turns of a round: their order, and the memory that they share
     samples              the samples of all rounds; whether the solution's clock is false
-    step_samples         the same of training steps, divided into forward and backward
+    step_samples         samples of training steps, divided into forward and backward
     early_elements       elements of results, read before the clock stops
     round_memory         whether processes keep unused GPU memory in a round
     slow_eager           whether a solution has slowed eager
@@ -89,6 +89,7 @@ comparison/: whether results are right
     quantity             a result or gradient of training steps, over several draws
     gradient_rules       the rules by which such a gradient is wrong
     reference_tensor     a result of the reference, with which a solution's is compared
+    requirements         the demands on a result that hold in any draw of inputs
     reference_values     the values of such a result, as eager and float64 give them
     other_draws          a result for other inputs than those that set its error budget
     second_look          which wrong elements rounding explains

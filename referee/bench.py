@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from referee.contestants import cuda_walls
+from referee.contestants import wall_trial
 from referee.contestants.contestant import Contestant
 from referee.contestants.server import Server
 from referee.eager_processes import EagerProcesses, Reserve
@@ -18,11 +18,11 @@ class Plan(NamedTuple):
     """How a problem is timed.
 
     Attributes:
-        calls: the number of calls of one request.
+        call_count: the number of calls of one request.
         seconds_alone: eager's seconds of a call, for some requests before any solution had started.
     """
 
-    calls: int
+    call_count: int
     seconds_alone: list[float]
 
 
@@ -57,7 +57,7 @@ class Bench:
         """
         device = self.problem.device
         if self.server.gives_walls and device.type == "cuda":
-            self.server.gives_walls = not cuda_walls.why_none(self.server, device)
+            self.server.gives_walls = wall_trial.find_obstacle(self.server, device) is None
 
     def free_results(self, contestant: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.

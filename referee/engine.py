@@ -118,15 +118,15 @@ class Engine:
                 self._progress(f"{self.problem.name}: timing eager alone", setting)
             plan_of(self._bench)
 
-    def why_unprepared(self) -> str:
-        """Call `prepare`; return the reason if the problem cannot be prepared, else ""."""
+    def try_to_prepare(self) -> str | None:
+        """Call `prepare`; return the reason if the problem cannot be prepared, else None."""
         try:
             self.prepare()
         except NotCorrectError as error:
             return first_error_line(error.reason)
         except (BadReferenceError, torch.OutOfMemoryError) as error:
             return first_error_line(str(error))
-        return ""
+        return None
 
     def grade(self, file: GradedFile) -> Verdict:
         """Return the verdict on a file. No exception of the file's code leaves this method.

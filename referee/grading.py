@@ -15,9 +15,8 @@ import torch
 
 from referee.bench import Bench
 from referee.comparison.quantity import Quantity
-from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.requirements import Requirements
 from referee.contestants.contestant import Contestant
-from referee.contestants.reading import can_read
 from referee.contestants.role import Role
 from referee.contestants.state import State, StateError
 from referee.reference.module import ReferenceModule
@@ -28,6 +27,9 @@ from referee.verdict import NotCorrectError, Verdict
 from referee.words import WRONG
 
 TIMEOUT = 300  # default of `Options.timeout`
+RESULTS_ARE_COPIED = (
+    "results are copied within the clock, eager's too: the system forbids to read them"
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,7 @@ class Findings:
 
     Attributes:
         is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
-        reference_tensors: for each result, the reference's in the latest comparison of a whole
-            forward. Their values are freed. Their error budgets hold for timed calls.
+        requirements: for each result, the reference's demands, which hold for timed calls, too.
         relies_on_inputs: whether the solution may rely on what `get_inputs` draws: it has differed
             from the reference for other inputs, or could not be tried with them.
         times: the times under the current precision setting; None before they are taken.
@@ -83,7 +84,7 @@ class Findings:
     # Set by check_own_gradients, read by check_gradients.
     is_forward_only: bool = False
     # Set by check_values, read by time_forwards.
-    reference_tensors: list[ReferenceTensor] = field(default_factory=list)
+    requirements: list[Requirements] = field(default_factory=list)
     # Set by check_other_inputs and check_case, read by check_gradients.
     relies_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
@@ -132,12 +133,14 @@ class Grading:
         self.device = bench.problem.device
         deadline = monotonic() + options.timeout
         # A lack of memory for the steps of one file is none for the next.
-        bench.problem.why_no_float64_in_steps = ""
+        bench.problem.float64_obstacle_in_steps = None
         self.solution = Contestant(
             bench.server, bench.memory.pool, self.device, Role.SOLUTION, deadline
         )
         verdict.has_walls = self.solution.has_walls
-        bench.memory.are_results_copied = not self._can_read_results()
+        bench.memory.are_results_copied = not self.solution.is_readable
+        if bench.memory.are_results_copied:
+            verdict.notes.append(RESULTS_ARE_COPIED)
         self.state = State(self.solution, bench.memory.pool)
         self.reference = ReferenceModule(bench.problem)
         self.latest_inputs: list = []
@@ -192,13 +195,3 @@ class Grading:
         """Free what the referee keeps of a round so that the next round has the memory."""
         self.latest_inputs = []
         self.bench.memory.forget()
-
-    def _can_read_results(self) -> bool:
-        """Return whether the referee can read results in the memory of the solution's process.
-
-        On a GPU the answer is True until `check_case` finds a result that cannot be shared.
-        """
-        if self.device.type != "cpu":
-            return True
-        first_address, _ = self.solution.addresses
-        return can_read(self.solution.pid, first_address)

@@ -38,31 +38,31 @@ class RequestMemory:
         """Write the gradients of outputs of a request's training steps, a list for each step."""
         self._write(self.output_gradients, gradients_of_calls)
 
-    def input_locations(self, calls: int) -> list[dict]:
+    def input_locations(self, call_count: int) -> list[dict]:
         """Return the locations of the inputs of a request's first `calls` calls."""
-        return [region.location for region in self.inputs[:calls]]
+        return [region.location for region in self.inputs[:call_count]]
 
-    def output_gradient_locations(self, calls: int) -> list[dict]:
+    def output_gradient_locations(self, call_count: int) -> list[dict]:
         """Return the locations of the gradients of outputs of a request's first training steps."""
-        return [region.location for region in self.output_gradients[:calls]]
+        return [region.location for region in self.output_gradients[:call_count]]
 
-    def room_for(self, templates: list[torch.Tensor], calls: int) -> list[dict] | None:
+    def room_for(self, templates: list[torch.Tensor], call_count: int) -> list[dict] | None:
         """Make room for copies of a request's results; return where they go.
 
         Args:
             templates: tensors with the shapes and dtypes of one call's results.
-            calls: the number of calls.
+            call_count: the number of calls.
 
         Returns:
             A location for each call; None if results are read in place.
         """
         if not self.are_results_copied:
             return None
-        self._add_regions(self.outputs, calls)
-        for region in self.outputs[:calls]:
+        self._add_regions(self.outputs, call_count)
+        for region in self.outputs[:call_count]:
             region.make_room(templates)
             region.fill_with_nan()  # so that no contestant finds another's results there
-        return [region.location for region in self.outputs[:calls]]
+        return [region.location for region in self.outputs[:call_count]]
 
     def forget(self) -> None:
         """Drop the values that were written, so that their memory is freed; see `Region.forget`."""

@@ -11,11 +11,15 @@ from referee.contestants.errors import (
     RaisedError,
     UnstoppableError,
     WokenError,
-    was_killed,
 )
 from referee.messages import first_error_line, printable
 from referee.times.gain import TimesOfSetting
 from referee.words import CORRECT, ERROR
+
+# What an honest author can look for, after an invalid reply.
+HOW_REPLIES_STAY_VALID = (
+    "a file may not write to descriptors that it has not opened, or change json or the referee"
+)
 
 
 class NotCorrectError(Exception):
@@ -45,7 +49,7 @@ class Verdict:
         accuracy: the accuracy class of the results, or "" if it is not known.
         case_count: the number of forwards and backwards that were compared.
         import_seconds: how long the import took.
-        has_walls: whether its processes had a namespace of their own.
+        has_walls: whether its process had a namespace of its own; None if none was started.
         refused: the kinds of inputs that it did not take, and need not take.
         notes: sentences for the report's line that do not change the verdict.
         errors: rows of the solution's and the reference's errors against float64.
@@ -60,7 +64,7 @@ class Verdict:
     accuracy: str = ""
     case_count: int = 0
     import_seconds: float = 0.0
-    has_walls: bool = False
+    has_walls: bool | None = None
     refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     errors: list[dict] = field(default_factory=list)
@@ -98,11 +102,12 @@ def outcome(error: EndedError | ForgedError | RaisedError, stage: str) -> tuple[
     if isinstance(error, RaisedError):
         return outcome_of_exception(error, stage)
     if isinstance(error, ForgedError):
-        return ERROR, f"sends a reply of its own while {stage}"
+        return ERROR, f"sends an invalid reply while {stage}: {error}; {HOW_REPLIES_STAY_VALID}"
     if isinstance(error, UnstoppableError):
         return ERROR, f"does not obey SIGSTOP while {stage}"
     if isinstance(error, WokenError):
-        return ERROR, f"goes on after SIGSTOP, as by a timer, while {stage}"
+        # It ran before the request that has found this out, and `stage` is that request's.
+        return ERROR, f"runs although it is stopped; a timer may wake it (found while {stage})"
     status, printed = error.args
     printed_lines = [line for line in printed.splitlines() if line.strip()]
     last_line = f": {first_error_line(printed_lines[-1])}" if printed_lines else ""
@@ -113,8 +118,8 @@ def _describe_status(status: int) -> str:
     """Return in words how a process has ended; a negative status is that of a signal."""
     if status >= 0:
         return f"exits with status {status}"
-    if was_killed(status):
-        return "killed, as for want of memory,"
+    if status == -signal.SIGKILL:  # the kernel sends it, for example, if memory is short
+        return "is killed (SIGKILL, perhaps because memory was short)"
     return f"crashes ({_signal_name(-status)})"
 
 

@@ -12,6 +12,7 @@ MAX_WORKSPACE = 254 * MIB  # the README promises 256; torch's allocator may add 
 MIN_FOR_ROWS = 64 * MIB  # kMinWorkspaceForRows of chunks.h
 
 TILE_ROWS = 176  # rows of x in a tile, as in fp16x3
+NO_WAVES = 0  # in a Call: its Tiling has no tiles_of_wave
 
 # Addresses of the whole x, out and mask in the program. It never reads what they point to.
 X = 1 << 40
@@ -34,11 +35,12 @@ int main(int, char** arguments) {
   call.x_stride = number(4);
   const int64_t fixed = number(5);
   const int64_t per_row = number(6);
-  const kernels::Tiling tiling{number(7), number(8), number(9)};
+  kernels::Tiling tiling{number(7), number(8)};
+  if (number(9) > 0) tiling.tiles_of_wave = number(9);
   call.x = reinterpret_cast<const void*>(number(10));
   call.out = reinterpret_cast<void*>(number(11));
   call.mask = reinterpret_cast<uint8_t*>(number(12));
-  const int64_t rows = kernels::rows_of_chunk(call.m, tiling, [&](int64_t m) {
+  const int64_t rows = kernels::choose_rows_of_chunk(call.m, tiling, [&](int64_t m) {
     kernels::WorkspaceSlices slices(nullptr);
     slices.add<float>(m);
     slices.add<char>((per_row - 4) * m);
@@ -54,7 +56,7 @@ int main(int, char** arguments) {
 """
 
 # Makes slices of a workspace, and the same slices without a workspace. Prints where each slice, and
-# a part of it, begins in the workspace, and the bytes of all. Then it prints how many pointers are
+# its element 2, begin in the workspace, and the bytes of all. Then it prints how many pointers are
 # not null without a workspace, and again the bytes of all.
 SLICES_PROGRAM = r"""
 #include <cstdio>
@@ -73,10 +75,10 @@ int main() {
   for (const int count : {1, 64, 65, 0, 3}) {
     int* const slice = slices.add<int>(count);
     print(slice);
-    print(slices.part(slice, 2));
+    print(slices.pointer_into(slice, 2));
     int* const none = measured.add<int>(count);
     if (none != nullptr) ++pointers;
-    if (measured.part(none, 2) != nullptr) ++pointers;
+    if (measured.pointer_into(none, 2) != nullptr) ++pointers;
   }
   printf("%zu %d %zu", slices.bytes(), pointers, measured.bytes());
 }
@@ -145,7 +147,7 @@ def test_slices_are_aligned_and_measured_without_memory(tmp_path):
 
 
 def call_of(m, k, fixed, element_size=4, mask=MASK):
-    """Return a call whose rows of x and of out are not aligned; any number of tiles is a wave."""
+    """Return a call whose rows of x and of out are not aligned, and for which no waves count."""
     return Call(
         element_size,
         m=m,
@@ -155,7 +157,7 @@ def call_of(m, k, fixed, element_size=4, mask=MASK):
         per_row=4 + 4 * k,
         rows_of_tile=TILE_ROWS,
         weight_tiles=1,
-        tiles_of_wave=1,
+        tiles_of_wave=NO_WAVES,
         mask=mask,
     )
 

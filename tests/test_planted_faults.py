@@ -120,8 +120,8 @@ FAULTS = {
     # Some rows are missing in the bias's gradient.
     "bias": Fault(
         LINEAR_CPU,
-        "sum_rows(sums, groups_of(call.m, call.n)",
-        "sum_rows(sums, groups_of(call.m, call.n) - 1",
+        "sum_rows(sums, row_groups_of(call.m, call.n)",
+        "sum_rows(sums, row_groups_of(call.m, call.n) - 1",
         WRONG_BIAS,
     ),
     "gpu_bias": Fault(LINEAR_GPU, "row < rows;", "row < rows - 1;", WRONG_BIAS),
@@ -136,7 +136,7 @@ FAULTS = {
     "gpu_linear_mask": Fault(
         FP16X3_EPILOGUE,
         "mask_bit(z)",
-        "mask_bit(z) && (pair > 0 || threadIdx.x % 128 > 0)",
+        "mask_bit(z) && (r > 0 || i > 0 || threadIdx.x % 128 > 0)",
         "gradient of x: .* beyond the error budget",
     ),
     # The products with lo are dropped, which leaves about TF32's accuracy.

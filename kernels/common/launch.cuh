@@ -108,7 +108,7 @@ int launch(dim3 blocks, int threads, cudaStream_t stream, Parameters... paramete
 // How launch_or_throw launches a kernel.
 struct Grid {
   int blocks = 0;
-  int threads = 0;          // of a block
+  int threads = 0;          // in a block
   size_t shared_bytes = 0;  // dynamic shared memory of a block
   cudaStream_t stream = nullptr;
   bool has_pdl = false;  // may start early; the kernel then calls wait_for_previous_kernel

@@ -33,7 +33,7 @@ namespace {
 // Precedes the data of each block. It is in pages of its own, so that the data begins with a huge
 // page.
 struct Header {
-  size_t bytes;  // of the data: a multiple of kHugePage
+  size_t bytes;  // the size of the data, a multiple of kHugePage
   Header* next;  // in the pool's list, while the block is free
 };
 constexpr size_t kHeaderBytes = 64 << 10;  // Linux has ordinary pages of 4 to 64 KiB
@@ -82,7 +82,7 @@ bool is_address_space_limited() {
 struct Pool {
   std::mutex mutex;
   Header* first = nullptr;
-  size_t bytes = 0;  // of all free blocks
+  size_t bytes = 0;  // the size of all free blocks
   const size_t capacity = pool_capacity();
 
   // Removes the block that *link points to from the list, and returns it.

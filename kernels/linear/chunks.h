@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "common/sizes.h"
 #include "launchers.h"
@@ -35,8 +36,16 @@ constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 // How a kernel divides its result into tiles.
 struct Tiling {
   int64_t rows_of_tile;
-  int64_t weight_tiles;   // along N
-  int64_t tiles_of_wave;  // as many as the GPU computes at once
+  int64_t weight_tiles;  // along N
+  // Tiles that the GPU computes at once. None if the kernel divides the last wave's tiles among all
+  // multiprocessors (stream-K): an incomplete wave then costs little, so waves are not counted.
+  std::optional<int64_t> tiles_of_wave;
+
+  // Returns the waves of a product with this many tiles along M; 0 if waves are not counted.
+  int64_t count_waves(int64_t tiles_along_m) const {
+    if (!tiles_of_wave) return 0;
+    return divide_up(tiles_along_m * weight_tiles, *tiles_of_wave);
+  }
 };
 
 // Divides a workspace into slices, each aligned to kSliceBytes. Without a workspace (null) it only
@@ -61,11 +70,11 @@ class WorkspaceSlices {
     return reinterpret_cast<T*>(start_ + offset);
   }
 
-  // Returns the part of a slice from element `first` on; null if the slice is.
+  // Returns a pointer to an element of a slice; null if the slice is null.
   template <typename T>
-  T* part(T* slice, int64_t first) const {
+  T* pointer_into(T* slice, int64_t element) const {
     if (slice == nullptr) return nullptr;
-    return slice + first;
+    return slice + element;
   }
 
   // Returns the size of all slices so far.
@@ -94,14 +103,13 @@ int64_t max_tiles_of_chunk(const Tiling& tiling, const WorkspaceOf& workspace_of
 struct Chunks {
   int64_t tiles;
   int64_t count;
-  int64_t waves;  // of all chunks
+  int64_t waves;  // the sum over all chunks; 0 if waves are not counted
 
   Chunks(int64_t all_tiles, int64_t tiles, const Tiling& tiling)
       : tiles(tiles), count(divide_up(all_tiles, tiles)) {
-    const auto waves_of = [&](int64_t tiles_along_m) {
-      return divide_up(tiles_along_m * tiling.weight_tiles, tiling.tiles_of_wave);
-    };
-    waves = all_tiles / tiles * waves_of(tiles) + waves_of(all_tiles % tiles);
+    const int64_t full_chunks = all_tiles / tiles;
+    const int64_t tiles_of_rest = all_tiles % tiles;
+    waves = full_chunks * tiling.count_waves(tiles) + tiling.count_waves(tiles_of_rest);
   }
 
   bool is_better_than(const Chunks& other) const {
@@ -132,7 +140,7 @@ struct Chunks {
 //
 //   So a chunk has 55 * 256 rows.
 template <typename WorkspaceOf>
-int64_t rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
+int64_t choose_rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
   const int64_t max_tiles = max_tiles_of_chunk(tiling, workspace_of);
   const int64_t all_tiles = divide_up(m, tiling.rows_of_tile);

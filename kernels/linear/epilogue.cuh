@@ -75,7 +75,7 @@ struct Divisor {
 template <>
 struct Divisor<float> {
   float mantissa;
-  float reciprocal;      // of the mantissa
+  float reciprocal;      // 1 / mantissa
   float inverse_power;   // 2^-exponent, with the divisor's sign
   bool is_power_of_two;  // the mantissa is 1, so that inverse_power is 1 / divisor, exactly
 

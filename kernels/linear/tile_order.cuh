@@ -28,10 +28,10 @@
 
 namespace kernels {
 
-// The position of a tile: its number along M, and its number along N.
+// The position of a tile: which tile of x and which tile of the weight it multiplies.
 struct Tile {
-  int x;
-  int weight;
+  int x_tile;       // number along M
+  int weight_tile;  // number along N
 };
 
 struct TileOrder {

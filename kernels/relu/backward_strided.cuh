@@ -13,7 +13,7 @@ namespace kernels::relu {
 
 // The constants of relu_backward_strided_kernel.
 struct StridedConfig {
-  static constexpr int kThreads = 256;  // of a block
+  static constexpr int kThreads = 256;
   // Elements of a thread, kThreads apart, if the innermost dimension of grad_output has stride 1.
   // For any other stride one element is faster, and a thread has one (docs/EXPERIMENTS.md, "ReLU on
   // a GPU").

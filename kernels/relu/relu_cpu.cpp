@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/elements.h"
+#include "cpu/blocks.h"
 #include "cpu/map_blocks.h"
 #include "launchers.h"
 

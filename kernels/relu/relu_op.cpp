@@ -133,7 +133,7 @@ void select_by_mask(const Tensor& mask, const void* grad_output, const GradientL
 // The struct is a Node, not a torch::autograd::Function, which takes GCC another second to compile.
 struct ReluBackward : Node {
   SavedVariable saved_mask;
-  c10::DimVector sizes, strides;  // of the output
+  c10::DimVector sizes, strides;  // the output's
 
   std::string name() const override { return "ReluBackward"; }
 

@@ -18,8 +18,11 @@ int main() {
     product.dtype = DType::kFloat16;
     if (bits == 32) product.dtype = DType::kFloat32;
     if (bits == 64) product.dtype = DType::kFloat64;
-    product.precision =
-        needs_float32_accuracy ? Precision::kFloat32Accuracy : Precision::kTf32Accuracy;
+    product.precision = Precision::kOfDtype;
+    if (bits == 32) {
+      product.precision =
+          needs_float32_accuracy ? Precision::kFloat32Accuracy : Precision::kTf32Accuracy;
+    }
     product.is_forward = is_forward;
     product.m = m;
     product.n = n;

@@ -168,7 +168,7 @@ def view_step(results: list[dict], problem: str) -> str:
                 label,
                 _milliseconds(ours),
                 _milliseconds(eager),
-                interval(ours),
+                interval(ours) + markdown.note_if_no_gain(ours["time"]),
                 *(interval(row) for row in halves),
                 _milliseconds(compiled),
                 *(f"{count:,}" for count in kept_bytes),

@@ -13,6 +13,7 @@ The other files of this folder have the functions that several checks use:
     forward             one forward beside the reference's
     solution_step       gradients for a training step; its results and gradients
     returned_results    the form, the memory and the values of results
+    copied_results      copies of results, where they cannot be read in place
     intact              whether inputs, parameters and gradients of outputs are what was written
     diagnosis           what a wrong result is: zeros, a copy, an earlier result
 """
@@ -35,9 +36,9 @@ CHECKS_ONCE = (
 CHECKS_PER_SETTING = (
     check_values,  # whole results at the timed size, for several inputs and parameters
     check_other_inputs,  # inputs that get_inputs would not draw
-    time_forwards,  # beside eager; inputs and parameters are new, and all results compared
+    time_forwards,  # forwards beside eager's; inputs and parameters are new, results are compared
     check_gradients,  # gradients of inputs and parameters
-    time_training_steps,  # a forward and its backward, likewise, if the gradients were right
+    time_training_steps,  # training steps beside eager's, if the gradients were right
 )
 # A sweep makes these instead, at each size.
 SWEEP_CHECKS_ONCE = (import_file,)

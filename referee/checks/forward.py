@@ -1,18 +1,17 @@
 """One forward of the solution beside the reference's: `check_case`."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
-import torch
-
+from referee.checks.copied_results import room_for_copies
 from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete, check_results, read_result
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
-from referee.contestants.described_results import ResultPlace
+from referee.comparison.requirements import Requirements
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import MAX_LINE_LENGTH
@@ -33,11 +32,11 @@ class CheckedCase(NamedTuple):
 
     Attributes:
         comparisons: the comparisons with the reference's results.
-        reference_tensors: the error budgets of the reference's results; their values are freed.
+        requirements: the reference's demands on results.
     """
 
     comparisons: list[Comparison]
-    reference_tensors: list[ReferenceTensor]
+    requirements: list[Requirements]
 
 
 EXCUSED = CheckedCase([], [])
@@ -55,7 +54,6 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
         RaisedError: it refuses inputs that it has to take.
     """
     grading.progress("checking", case.name)
-    grading.verdict.case_count += 1
     previous_inputs = _previous_inputs(grading)
     grading.latest_inputs = case.inputs
     reference_tensors = grading.reference.reference_tensors(case.inputs)
@@ -66,6 +64,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     except RaisedError as raised:
         _note_refusal(grading, case, raised)
         return EXCUSED
+    grading.verdict.case_count += 1
     check_intact(grading, case.name)
     comparisons = []
     for result in _compare_results(grading, case, previous_inputs, reference_tensors, reply):
@@ -75,10 +74,8 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
             return EXCUSED  # the other results say nothing
         comparisons.append(result.comparison)
     _keep_result(grading, reference_tensors)
-    for tensor in reference_tensors:
-        tensor.forget()
     grading.bench.free_results(grading.solution)
-    return CheckedCase(comparisons, reference_tensors)
+    return CheckedCase(comparisons, [tensor.requirements for tensor in reference_tensors])
 
 
 def _previous_inputs(grading: Grading) -> list:
@@ -105,13 +102,14 @@ def _compare_results(
         reply: describes the solution's.
     """
     returned = reply["returned"][0]
-    descriptions = check_results(grading, case.name, returned, reference_tensors)
+    requirements = [tensor.requirements for tensor in reference_tensors]
+    descriptions = check_results(grading, case.name, returned, requirements)
     for result_index, (tensor, description) in enumerate(
         zip(reference_tensors, descriptions, strict=True)
     ):
-        whole = read_result(grading, description, case.name, ResultPlace(0, result_index))
-        check_complete(reply["elements"], result_index, whole, case.name)
-        got = flat_reals(whole)
+        result = read_result(grading, description, case.name, ResultIndex(0, result_index))
+        check_complete(reply["elements"], result_index, result, case.name)
+        got = flat_reals(result)
         second_look = grading.reference.second_look(case.inputs, result_index)
         comparison = tensor.compare(got, second_look)
         yield ComparedResult(result_index, case.inputs, previous_inputs, tensor, got, comparison)
@@ -129,53 +127,26 @@ def _note_another_function(grading: Grading, case: Case, result: ComparedResult)
 def _ask(
     grading: Grading, reference_tensors: list[ReferenceTensor], fill_new_tensors: bool
 ) -> dict:
-    """Call the solution; if its results cannot be read in place, call it again, with copies.
+    """Call the solution; return its reply.
 
     Args:
         grading: the file under grading.
         reference_tensors: the reference's results.
         fill_new_tensors: whether torch fills new tensors with NaN meanwhile.
     """
-    memory = grading.bench.memory
-    ask = partial(
-        grading.solution.ask,
+    return grading.solution.ask(
         "run_checked_forward",
-        inputs=memory.input_locations(1),
+        inputs=grading.bench.memory.input_locations(1),
         fill_new_tensors=fill_new_tensors,
         result_bytes=_bytes_of(reference_tensors),
+        outputs=room_for_copies(grading, [tensor.requirements for tensor in reference_tensors]),
     )
-    if not memory.are_results_copied:
-        reply = ask()
-        if _are_readable(reply["returned"][0]["results"]):
-            return reply
-        _copy_results_from_now_on(grading)
-    return ask(outputs=memory.room_for([_blank(tensor) for tensor in reference_tensors], 1))
 
 
 def _bytes_of(reference_tensors: list[ReferenceTensor]) -> int:
     """Return the bytes of all results of the reference."""
-    return sum(tensor.numel * tensor.dtype.itemsize for tensor in reference_tensors)
-
-
-def _copy_results_from_now_on(grading: Grading) -> None:
-    """Have all processes copy their results into shared memory; a note says so."""
-    grading.bench.memory.are_results_copied = True
-    note = "results are copied within the clock, eager's too: their memory cannot be shared"
-    grading.verdict.notes.append(note)
-
-
-def _are_readable(descriptions: list[dict]) -> bool:
-    """Return whether the referee can read these results in place.
-
-    On a CPU all can be read here: their descriptions have no handle. On a GPU, a result that CUDA
-    IPC cannot share has the handle None, see `describe` in `contestants.described_results`.
-    """
-    return all(description.get("handle", "") is not None for description in descriptions)
-
-
-def _blank(tensor: ReferenceTensor) -> torch.Tensor:
-    """Return a tensor of a result's form, with any values."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.eager.device)
+    requirements = [tensor.requirements for tensor in reference_tensors]
+    return sum(required.numel * required.dtype.itemsize for required in requirements)
 
 
 def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
@@ -183,7 +154,7 @@ def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
     is_crash = "CUDA error" in str(raised.args[0].get("text"))
     # A module that has taken other small cases, but not this one, is wrong. One that has taken
     # none does not work: the verdict is an error.
-    has_taken_others = grading.verdict.case_count > 1 and grading.problem.file.covers_all_values
+    has_taken_others = grading.verdict.case_count > 0 and grading.problem.file.covers_all_values
     if is_crash or (case.required and not has_taken_others):
         raise raised
     if case.required:
@@ -197,6 +168,6 @@ def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
 def _keep_result(grading: Grading, reference_tensors: list[ReferenceTensor]) -> None:
     """Keep the reference's first result, so that a later result that replays it is recognized."""
     first = reference_tensors[0]
-    if _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES and first.numel > 1:
+    if _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES and first.requirements.numel > 1:
         grading.earlier_results.append(first.eager.cpu())
         del grading.earlier_results[:-MAX_EARLIER_RESULTS]

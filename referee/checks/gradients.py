@@ -7,16 +7,16 @@ A file is not wrong if gradients are missing or if its backward raises: a note s
 only", and no training step is timed.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
 
+from referee.checks.copied_results import room_for_copies
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Kind, Quantity, make_quantities
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.messages import MAX_LINE_LENGTH
@@ -62,8 +62,8 @@ def check_gradients(grading: Grading) -> None:
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
-    if problem.why_no_float64_in_steps:
-        grading.verdict.notes.append(f"training step: {problem.why_no_float64_in_steps}")
+    if problem.float64_obstacle_in_steps:
+        grading.verdict.notes.append(f"training step: {problem.float64_obstacle_in_steps}")
     if not quantities:
         return
     grading.findings.quantities = quantities
@@ -81,7 +81,7 @@ def _note_errors_of_gradients(grading: Grading) -> None:
                 grading.problem.setting,
                 quantity.name,
                 solution=quantity.comparison.errors,
-                reference=quantity.reference_tensor.reference_errors,
+                reference=quantity.requirements.limits.reference_errors,
             )
 
 
@@ -90,8 +90,8 @@ def _make_room(grading: Grading) -> None:
     bench = grading.bench
     grading.forget_round()
     bench.eager.prepare_yardsticks(tuple(only_compiled(bench.eager.yardsticks)))
-    eagers = [process.contestant for process in bench.eager.processes]
-    for contestant in (grading.solution, *eagers):
+    eager_contestants = [process.contestant for process in bench.eager.processes]
+    for contestant in (grading.solution, *eager_contestants):
         bench.free_all_unused(contestant)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -146,7 +146,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
-    if not _set_reference_tensors(grading, step, quantities):
+    if not _begin_step(grading, step, quantities):
         return []
     reply = _ask(grading, step, quantities)
     if reply is None:
@@ -161,10 +161,8 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     return quantities
 
 
-def _set_reference_tensors(
-    grading: Grading, step: StepArguments, quantities: list[Quantity]
-) -> bool:
-    """Run the reference's step and set the reference tensor of each quantity.
+def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
+    """Run the reference's step; begin the step of each quantity with its reference tensor.
 
     Returns:
         Whether the reference has gradients that can be compared.
@@ -172,11 +170,12 @@ def _set_reference_tensors(
     reference_step = grading.reference.reference_step(step)
     if reference_step is None:
         return False
-    grading.problem.why_no_float64_in_steps = reference_step.why_no_float64
+    grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
     for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
-        if quantity.reference_tensor and tensor and quantity.reference_tensor.shape != tensor.shape:
+        before = quantity.requirements
+        if before and tensor and before.shape != tensor.requirements.shape:
             return False  # its shape depends on the inputs' values
-        quantity.reference_tensor = tensor
+        quantity.begin_step(tensor)
     return True
 
 
@@ -195,10 +194,10 @@ def _compare_quantities(
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
-        if quantity.reference_tensor:
+        if quantity.requirements:
             prefix = f"{quantity.name}, recorded: "
-            place = ResultPlace(0, result_index)
-            got = read_quantity(grading, quantity, description, prefix, place)
+            index = ResultIndex(0, result_index)
+            got = read_quantity(grading, quantity, description, prefix, index)
             check_complete(reply["elements"], result_index, got, quantity.name)
             quantity.compare(got, is_strict)
 
@@ -209,9 +208,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
     grading.write_inputs([step.inputs])
     grading.write_state()
     bench.memory.write_output_gradients([step.output_gradients])
-    room = None
-    if bench.memory.are_results_copied:
-        room = bench.memory.room_for(_blanks(grading, quantities), 1)
+    requirements = [quantity.requirements for quantity in quantities]
     try:
         return grading.solution.ask(
             "run_checked_step",
@@ -219,7 +216,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
             output_gradients=bench.memory.output_gradient_locations(1),
             parameters=[grading.state.names[name] for name in step.parameters],
             result_bytes=_largest_bytes(quantities),
-            outputs=room,
+            outputs=room_for_copies(grading, requirements),
         )
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):
@@ -234,20 +231,8 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
 
 def _largest_bytes(quantities: list[Quantity]) -> int:
     """Return the bytes of the largest result or gradient of the reference."""
-    tensors = [quantity.reference_tensor for quantity in quantities if quantity.reference_tensor]
-    return max(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
-
-
-def _blanks(grading: Grading, quantities: list[Quantity]) -> list[torch.Tensor]:
-    """Return a tensor for each quantity, with any values; empty where the reference has none."""
-    blanks = []
-    for quantity in quantities:
-        if quantity.reference_tensor is None:
-            blanks.append(torch.empty(0, device=grading.device))
-            continue
-        shape, dtype = quantity.reference_tensor.shape, quantity.reference_tensor.dtype
-        blanks.append(torch.empty(shape, dtype=dtype, device=grading.device))
-    return blanks
+    existing = [quantity.requirements for quantity in quantities if quantity.requirements]
+    return max(requirements.numel * requirements.dtype.itemsize for requirements in existing)
 
 
 def _has_all_gradients(
@@ -267,11 +252,11 @@ def _has_all_gradients(
         )
     missing = []
     for quantity, description in zip(quantities, descriptions, strict=True):
-        if quantity.reference_tensor and description.get("type") == "NoneType":
+        if quantity.requirements and description.get("type") == "NoneType":
             missing.append(quantity.name)
     if not missing:
         return True
-    gradients = [quantity for quantity in quantities[output_count:] if quantity.reference_tensor]
+    gradients = [quantity for quantity in quantities[output_count:] if quantity.requirements]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
     grading.verdict.notes.append(f"forward only{which}"[:MAX_LINE_LENGTH])
     return False

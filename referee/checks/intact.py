@@ -7,20 +7,20 @@ from referee.words import WRONG
 
 
 def check_intact(
-    grading: Grading, case_name: str, calls: int = 1, with_gradients: bool = False
+    grading: Grading, case_name: str, call_count: int = 1, with_gradients: bool = False
 ) -> None:
     """Check that inputs, parameters and gradients of outputs have every bit that was written.
 
     Args:
         grading: the file under grading.
         case_name: the case in messages.
-        calls: how many calls the request had.
+        call_count: how many calls the request had.
         with_gradients: whether gradients of outputs were written.
     """
     bench = grading.bench
-    if not _are_unchanged(bench.memory.inputs[:calls]):
+    if not _are_unchanged(bench.memory.inputs[:call_count]):
         raise NotCorrectError(WRONG, f"changes its input, which must stay intact: {case_name}")
-    if with_gradients and not _are_unchanged(bench.memory.output_gradients[:calls]):
+    if with_gradients and not _are_unchanged(bench.memory.output_gradients[:call_count]):
         reason = f"changes the gradient of its output, which must stay intact: {case_name}"
         raise NotCorrectError(WRONG, reason)
     if changed := grading.state.changed_parameters(grading.reference.buffer_names()):

@@ -29,8 +29,8 @@ def check_other_inputs(grading: Grading) -> None:
     grading.verdict.notes += describe_trivial_results(problem, compared_kinds)
     if problem.input_source.repeats:
         grading.verdict.notes.append(REPEATS_INPUTS)
-    if problem.why_no_float64:
-        grading.verdict.notes.append(problem.why_no_float64)
+    if problem.float64_obstacle:
+        grading.verdict.notes.append(problem.float64_obstacle)
 
 
 def _compare_unusual_inputs(grading: Grading) -> list[str]:

@@ -6,8 +6,8 @@ it with the reference's result, and read the values in the memory of the solutio
 
 import torch
 
-from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.described_results import ResultPlace, elements_share_memory
+from referee.comparison.requirements import Requirements
+from referee.contestants.descriptions import ResultIndex, elements_share_memory
 from referee.contestants.forms import dtype_name
 from referee.contestants.reading import (
     BadDescriptionError,
@@ -29,7 +29,7 @@ def check_results(
     grading: Grading,
     case_name: str,
     returned: dict,
-    reference_results: list[ReferenceTensor] | list[torch.Tensor],
+    reference_results: list[Requirements] | list[torch.Tensor],
 ) -> list[dict]:
     """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
 
@@ -37,7 +37,7 @@ def check_results(
         grading: the file under grading.
         case_name: the case in messages.
         returned: the reply's description of what the call has returned.
-        reference_results: the reference's results.
+        reference_results: the reference's results, or its demands on them.
 
     Returns:
         The descriptions of the results.
@@ -62,7 +62,7 @@ def check_results(
 def check_description(
     grading: Grading,
     description: dict,
-    reference_result: ReferenceTensor | torch.Tensor,
+    reference_result: Requirements | torch.Tensor,
     prefix: str,
 ) -> None:
     """Check the type, dtype, device and shape of a result.
@@ -88,7 +88,7 @@ def check_description(
 
 
 def check_elements_apart(
-    description: dict, reference_result: ReferenceTensor | torch.Tensor, prefix: str
+    description: dict, reference_result: Requirements | torch.Tensor, prefix: str
 ) -> None:
     """Check that no elements of a result share memory, unless some of the reference's do.
 
@@ -125,7 +125,7 @@ def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
 
 
 def read_result(
-    grading: Grading, description: dict, case_name: str, place: ResultPlace
+    grading: Grading, description: dict, case_name: str, index: ResultIndex
 ) -> torch.Tensor:
     """Return a result of the solution.
 
@@ -133,20 +133,18 @@ def read_result(
         grading: the file under grading.
         description: describes the result.
         case_name: the case in messages.
-        place: the result's place in the reply.
+        index: the result's index in the reply.
     """
     if grading.bench.memory.are_results_copied:
-        return grading.bench.memory.outputs[place.call_index].tensors[place.result_index]
+        return grading.bench.memory.outputs[index.call_index].tensors[index.result_index]
     try:
-        return grading.solution.reader.whole(description)
-    except UnreadableError as error:
-        reason = f"its result is not in memory when the call has returned ({error}): {case_name}"
+        return grading.solution.reader.read_whole(description)
+    except (UnreadableError, BadDescriptionError) as error:
+        reason = f"{case_name}: its result cannot be read when the call has returned: {error}"
         raise NotCorrectError(WRONG, reason[:MAX_LINE_LENGTH]) from None
-    except BadDescriptionError as error:
-        raise NotCorrectError(WRONG, f"{case_name}: {error}") from None
 
 
-def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_name: str) -> None:
+def check_complete(elements: dict, result_index: int, result: torch.Tensor, case_name: str) -> None:
     """Check that a result was complete as soon as the call had returned.
 
     The process then read some elements itself. They must be the same now. They differ if the call
@@ -157,15 +155,15 @@ def check_complete(elements: dict, result_index: int, whole: torch.Tensor, case_
     Args:
         elements: what the process has read, see `kept_results.read_at_once`.
         result_index: the index of the result.
-        whole: the result, read later.
+        result: the result, read later.
         case_name: the case in messages.
     """
     if elements.get("result") != result_index:
         return
     indices = elements.get("indices")
     is_valid = isinstance(indices, list) and len(indices) <= MAX_REPORTED
-    if is_valid and all(type(index) is int and 0 <= index < whole.numel() for index in indices):
-        late = as_indexable(whole).reshape(-1)[torch.tensor(indices, device=whole.device)].cpu()
+    if is_valid and all(type(index) is int and 0 <= index < result.numel() for index in indices):
+        late = as_indexable(result).reshape(-1)[torch.tensor(indices, device=result.device)].cpu()
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):
             return
     reason = (

@@ -10,7 +10,7 @@ import torch
 
 from referee.checks.returned_results import check_description, check_elements_apart, read_result
 from referee.comparison.quantity import Kind, Quantity
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
 from referee.reference.reference_step import draw_gradients
 
@@ -43,7 +43,7 @@ def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
 
 
 def read_quantity(
-    grading: Grading, quantity: Quantity, description: dict, prefix: str, place: ResultPlace
+    grading: Grading, quantity: Quantity, description: dict, prefix: str, index: ResultIndex
 ) -> torch.Tensor:
     """Check the form of a result or gradient of the solution; return its values.
 
@@ -52,9 +52,9 @@ def read_quantity(
         quantity: the result or gradient.
         description: describes the solution's.
         prefix: the beginning of a message.
-        place: its place in the reply.
+        index: its index in the reply.
     """
-    check_description(grading, description, quantity.reference_tensor, prefix)
+    check_description(grading, description, quantity.requirements, prefix)
     if quantity.kind is Kind.RESULT:
-        check_elements_apart(description, quantity.reference_tensor, prefix)
-    return read_result(grading, description, quantity.name, place)
+        check_elements_apart(description, quantity.requirements, prefix)
+    return read_result(grading, description, quantity.name, index)

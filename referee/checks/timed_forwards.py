@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import torch
 
+from referee.checks.copied_results import check_copies_stay
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.returned_results import check_results, read_result
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
 from referee.messages import MAX_LINE_LENGTH
 from referee.names import COMPILED, MODULE
@@ -62,7 +63,7 @@ def time_forwards(grading: Grading) -> None:
     timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
-    rounds = _ForwardRounds(grading, timed_calls, plan.calls)
+    rounds = _ForwardRounds(grading, timed_calls, plan.call_count)
     rounds.time_empty_requests()
     for samples in timed_rounds(grading, rounds.run_round, "the forward"):
         rounds.samples.add(samples)
@@ -128,33 +129,33 @@ class _ForwardRounds:
     Args:
         grading: the file under grading.
         timed_calls: those that take turns, besides the empty call.
-        calls: the number of calls of a request.
+        call_count: the number of calls of a request.
 
     Attributes:
         samples: the samples of the timed rounds so far.
     """
 
-    def __init__(self, grading: Grading, timed_calls: list[TimedCall], calls: int) -> None:
+    def __init__(self, grading: Grading, timed_calls: list[TimedCall], call_count: int) -> None:
         self._grading = grading
         self._nothing = empty_call(grading.bench)
         self._timed_calls = [*timed_calls, self._nothing]
-        self._calls = calls
+        self._call_count = call_count
         self._flush = make_flush(grading.bench)
         self.samples = RoundSamples(grading.problem.names, timed_calls)
 
     def time_empty_requests(self) -> None:
         """Time some empty requests before the first round."""
         grading = self._grading
-        grading.write_inputs([grading.problem.draw() for _ in range(self._calls)])
-        self.samples.empties += time_empty(grading.bench, self._calls, self._flush)
+        grading.write_inputs([grading.problem.draw() for _ in range(self._call_count)])
+        self.samples.empty_samples += time_empty(grading.bench, self._call_count, self._flush)
 
     def run_round(self) -> dict[str, Sample]:
         """Run a round; return the timed calls' samples by name."""
-        drawn = _draw_round(self._grading, self._calls)
+        drawn = _draw_round(self._grading, self._call_count)
         samples = {}
         for timed_call in in_random_order(self._timed_calls):
             samples[timed_call.name] = self._take_turn(timed_call, drawn)
-        self.samples.empties.append(samples.pop(self._nothing.name))
+        self.samples.empty_samples.append(samples.pop(self._nothing.name))
         return samples
 
     def _take_turn(self, timed_call: TimedCall, drawn: DrawnRound) -> Sample:
@@ -163,9 +164,9 @@ class _ForwardRounds:
         rewrite_small_memory(grading)
         # Nobody reads what yardsticks and the empty call return.
         templates = drawn.eager_results[0] if timed_call.call == MODULE else None
-        timed = time_request(grading.bench, timed_call, self._calls, self._flush, templates)
+        timed = time_request(grading.bench, timed_call, self._call_count, self._flush, templates)
         if timed_call.contestant is grading.solution:
-            _compare_calls(grading, timed.reply["returned"], drawn, timed.early)
+            _compare_calls(grading, timed.reply["returned"], drawn, timed.early_elements)
         timed_call.contestant.ask("release")
         if timed_call.contestant is grading.solution:
             # Only now, because finalizers of the results have run the solution's code.
@@ -175,12 +176,12 @@ class _ForwardRounds:
         return timed.sample
 
 
-def _draw_round(grading: Grading, calls: int) -> DrawnRound:
+def _draw_round(grading: Grading, call_count: int) -> DrawnRound:
     """Draw inputs and parameters and write them; run the reference for them."""
     problem = grading.problem
     grading.forget_round()
     grading.reference.redraw_values()
-    inputs_of_calls = [problem.draw() for _ in range(calls)]
+    inputs_of_calls = [problem.draw() for _ in range(call_count)]
     grading.latest_inputs = inputs_of_calls[0]
     eager_results = [grading.reference.eager_results(inputs) for inputs in inputs_of_calls]
     grading.write_inputs(inputs_of_calls)
@@ -201,7 +202,7 @@ def _compare_calls(
     grading: Grading,
     returned: list[dict],
     drawn: DrawnRound,
-    early: EarlyElements,
+    early_elements: EarlyElements,
 ) -> None:
     """Compare the whole results of a timed request and its inputs and parameters.
 
@@ -209,7 +210,7 @@ def _compare_calls(
         grading: the file under grading.
         returned: the reply's description of what each call has returned.
         drawn: the calls' inputs and the reference's results.
-        early: the elements that were read before the clock stopped.
+        early_elements: the elements that were read before the clock stopped.
     """
     check_intact(grading, "a timed call", len(returned))
     fill_with_nan(grading, len(returned))
@@ -218,15 +219,16 @@ def _compare_calls(
             grading, "a timed call", returned_by_call, drawn.eager_results[call_index]
         )
         for result_index, description in enumerate(descriptions):
-            place = ResultPlace(call_index, result_index)
-            got = read_result(grading, description, "a timed call", place)
-            if early.differs(place, got):
+            index = ResultIndex(call_index, result_index)
+            got = read_result(grading, description, "a timed call", index)
+            if early_elements.differs(index, got):
                 raise NotCorrectError(WRONG, f"a timed call's {CHANGES_LATE}")
-            _compare_result(grading, got, drawn, place)
+            _compare_result(grading, got, drawn, index)
+    check_copies_stay(grading, "a timed call", len(returned))
 
 
 def _compare_result(
-    grading: Grading, got: torch.Tensor, drawn: DrawnRound, place: ResultPlace
+    grading: Grading, got: torch.Tensor, drawn: DrawnRound, index: ResultIndex
 ) -> None:
     """Compare one result of a timed call.
 
@@ -234,17 +236,17 @@ def _compare_result(
         grading: the file under grading.
         got: the solution's result.
         drawn: the calls' inputs and the reference's results.
-        place: the result's place in the reply.
+        index: the result's index in the reply.
     """
-    call_index, result_index = place
-    tensor = grading.findings.reference_tensors[result_index]
+    call_index, result_index = index
+    other_draws = grading.findings.requirements[result_index].other_draws
     second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
     eager_result = drawn.eager_results[call_index][result_index]
-    mistake = tensor.other_draws.find_mistake(got, eager_result, second_look)
+    mistake = other_draws.find_mistake(got, eager_result, second_look)
     if not mistake:
         return
-    for other_index, others in enumerate(drawn.eager_results):
+    for other_index, other_results in enumerate(drawn.eager_results):
         is_other = other_index != call_index
-        if is_other and tensor.other_draws.find_mistake(got, others[result_index]) is None:
+        if is_other and other_draws.find_mistake(got, other_results[result_index]) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")
     raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:MAX_LINE_LENGTH])

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import torch
 
+from referee.checks.copied_results import check_copies_stay
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.eager_processes import EagerOutOfMemoryError
 from referee.grading import Grading
@@ -94,13 +95,14 @@ def _time_rounds(grading: Grading) -> None:
     timed_calls = timed_calls_of(grading, only_compiled(bench.eager.yardsticks))
     step = _start_step(grading, timed_calls)
     # With so many steps, a request lasts about as long as one of forwards.
-    calls = math.ceil(plan_of(bench).calls / FORWARDS_OF_A_STEP)
-    rounds = _StepRounds(grading, timed_calls, calls)
+    step_count = math.ceil(plan_of(bench).call_count / FORWARDS_OF_A_STEP)
+    rounds = _StepRounds(grading, timed_calls, step_count)
     rounds.prepare()
     for samples in timed_rounds(grading, rounds.run_round, "the training step"):
         rounds.samples.add(samples)
         rounds.samples.set_times(step)
-    note_clock(grading, rounds.samples.whole, wait_count=2 * calls)  # in each half of a step
+    wait_count = 2 * step_count  # a GPU waits before each half of a step
+    note_clock(grading, rounds.samples.whole_steps, wait_count)
     for quantity in rounds.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
@@ -123,16 +125,16 @@ class _StepRounds:
     Args:
         grading: the file under grading.
         timed_calls: those that take turns, besides the empty call.
-        calls: the number of training steps of a request.
+        step_count: the number of training steps of a request.
 
     Attributes:
         samples: the samples of the timed rounds so far.
         quantities: results and gradients of a step; they take in how far off the solution's are.
     """
 
-    def __init__(self, grading: Grading, timed_calls: list[TimedCall], calls: int) -> None:
+    def __init__(self, grading: Grading, timed_calls: list[TimedCall], step_count: int) -> None:
         self._grading = grading
-        self._calls = calls
+        self._step_count = step_count
         self.quantities = [quantity.without_steps() for quantity in grading.findings.quantities]
         self._nothing = empty_call(grading.bench)
         self._timed_calls = [*timed_calls, self._nothing]
@@ -144,21 +146,21 @@ class _StepRounds:
 
     def prepare(self) -> None:
         """Count the bytes that autograd keeps and time some empty requests."""
-        _draw_round(self._grading, self._calls)
+        _draw_round(self._grading, self._step_count)
         self._grading.findings.times.training_step.kept = count_kept_bytes(self._grading)
         for _ in range(EMPTY_REQUESTS):
-            timed = time_steps(self._grading, self._nothing, self._calls)
-            self.samples.whole.empties.append(timed.step_sample.sample)
+            timed = time_steps(self._grading, self._nothing, self._step_count)
+            self.samples.whole_steps.empty_samples.append(timed.step_sample.sample)
         self._memory.begin()
 
     def run_round(self) -> dict[str, StepSample]:
         """Run a round; return the timed calls' samples by name."""
-        drawn_steps = _draw_round(self._grading, self._calls)
+        drawn_steps = _draw_round(self._grading, self._step_count)
         samples = {}
         for timed_call in in_random_order(self._timed_calls):
             samples[timed_call.name] = self._take_turn(timed_call, drawn_steps)
         self._memory.end_round()
-        self.samples.whole.empties.append(samples.pop(self._nothing.name).sample)
+        self.samples.whole_steps.empty_samples.append(samples.pop(self._nothing.name).sample)
         return samples
 
     def _take_turn(self, timed_call: TimedCall, drawn_steps: list[DrawnStep]) -> StepSample:
@@ -170,9 +172,9 @@ class _StepRounds:
         templates = None
         if timed_call.call == MODULE:  # nobody reads what others return
             templates = _templates_of(drawn_steps[0])
-        timed = time_steps(grading, timed_call, self._calls, templates)
+        timed = time_steps(grading, timed_call, self._step_count, templates)
         if timed_call.contestant is grading.solution:
-            self._compare_request(timed.reply["returned"], drawn_steps, timed.early)
+            self._compare_request(timed.reply["returned"], drawn_steps, timed.early_elements)
         self._memory.end_turn(timed_call.contestant)
         if timed_call.contestant is grading.solution:
             # Only now, because finalizers of the results have run the solution's code.
@@ -182,14 +184,14 @@ class _StepRounds:
         return timed.step_sample
 
     def _compare_request(
-        self, returned: list[dict], drawn_steps: list[DrawnStep], early: EarlyElements
+        self, returned: list[dict], drawn_steps: list[DrawnStep], early_elements: EarlyElements
     ) -> None:
         """Compare all results and gradients of a timed request.
 
         Args:
             returned: the reply's description of what each step has returned.
             drawn_steps: the steps' arguments, and the reference's results and gradients.
-            early: the elements that were read before the clock stopped.
+            early_elements: the elements that were read before the clock stopped.
 
         Raises:
             NotCorrectError: something is wrong.
@@ -200,13 +202,18 @@ class _StepRounds:
         for call_index, (returned_by_step, drawn) in enumerate(
             zip(returned, drawn_steps, strict=True)
         ):
-            self._compare_step(call_index, returned_by_step["results"], drawn, early)
+            self._compare_step(call_index, returned_by_step["results"], drawn, early_elements)
+        check_copies_stay(self._grading, "a timed step", len(returned))
         for quantity in self.quantities:
             if quantity.is_wrong_in_one_step:
                 raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")
 
     def _compare_step(
-        self, call_index: int, descriptions: list[dict], drawn: DrawnStep, early: EarlyElements
+        self,
+        call_index: int,
+        descriptions: list[dict],
+        drawn: DrawnStep,
+        early_elements: EarlyElements,
     ) -> None:
         """Compare all results and gradients of one step, which `quantities` record.
 
@@ -214,7 +221,7 @@ class _StepRounds:
             call_index: the index of the step in the request.
             descriptions: the reply's, one for each quantity.
             drawn: the step's arguments, and the reference's results and gradients.
-            early: as for `_compare_request`.
+            early_elements: as for `_compare_request`.
         """
         reference = self._grading.reference
         if len(descriptions) != len(self.quantities):
@@ -222,12 +229,14 @@ class _StepRounds:
         other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
         for result_index, quantity in enumerate(self.quantities):
             eager_result = drawn.eager_results[result_index]
-            if quantity.reference_tensor is None or eager_result is None:
+            if quantity.requirements is None or eager_result is None:
                 continue
-            if quantity.reference_tensor.shape != list(eager_result.shape):
+            if quantity.requirements.shape != list(eager_result.shape):
                 raise ChangingShapeError
             description = descriptions[result_index]
-            got = self._read(quantity, description, ResultPlace(call_index, result_index), early)
+            got = self._read(
+                quantity, description, ResultIndex(call_index, result_index), early_elements
+            )
             quantity.compare_timed(
                 got,
                 eager_result,
@@ -236,29 +245,33 @@ class _StepRounds:
             )
 
     def _read(
-        self, quantity: Quantity, description: dict, place: ResultPlace, early: EarlyElements
+        self,
+        quantity: Quantity,
+        description: dict,
+        index: ResultIndex,
+        early_elements: EarlyElements,
     ) -> torch.Tensor:
         """Return the solution's result or gradient, which must not change late.
 
         Args:
             quantity: the result or gradient.
             description: describes the solution's.
-            place: its place in the reply.
-            early: as for `_compare_request`.
+            index: its index in the reply.
+            early_elements: as for `_compare_request`.
         """
         prefix = f"a timed step's {quantity.name}: "
-        got = read_quantity(self._grading, quantity, description, prefix, place)
-        if early.differs(place, got):
+        got = read_quantity(self._grading, quantity, description, prefix, index)
+        if early_elements.differs(index, got):
             raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
         return got
 
 
-def _draw_round(grading: Grading, calls: int) -> list[DrawnStep]:
+def _draw_round(grading: Grading, step_count: int) -> list[DrawnStep]:
     """Draw inputs, outputs' gradients and parameters, and write them."""
     problem, bench = grading.problem, grading.bench
     grading.forget_round()
     grading.reference.redraw_values()
-    inputs_of_steps = [problem.draw() for _ in range(calls)]
+    inputs_of_steps = [problem.draw() for _ in range(step_count)]
     grading.latest_inputs = inputs_of_steps[0]
     parameters = grading.reference.parameter_names()
     drawn_steps = [_draw_step(grading, inputs, parameters) for inputs in inputs_of_steps]

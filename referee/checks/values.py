@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import torch
 
+from referee.checks.copied_results import room_for_copies
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_results, read_result
 from referee.comparison.accuracy import Errors, accuracy_class
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import Comparison
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.names import MODULE
@@ -73,7 +74,7 @@ def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
     compared = _compare_forwards(grading)
     _check_accuracy(grading, compared)
-    reference_errors = grading.findings.reference_tensors[0].reference_errors
+    reference_errors = grading.findings.requirements[0].limits.reference_errors
     has_errors = reference_errors.largest != 0  # ReLU has none
     if grading.problem.file.covers_all_values and has_errors:
         grading.verdict.note_errors(
@@ -101,7 +102,7 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
         case = Case(_forward_name(grading, index), inputs, fill_new_tensors=is_last)
         checked = check_case(grading, case)
         compared.add(checked.comparisons)
-        grading.findings.reference_tensors = checked.reference_tensors
+        grading.findings.requirements = checked.requirements
     return compared
 
 
@@ -168,7 +169,7 @@ def _check_results_stay(grading: Grading) -> None:
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
     problem, bench = grading.problem, grading.bench
-    if problem.may_share_memory or bench.memory.are_results_copied:
+    if problem.may_share_memory:
         return
     held_count = _count_of_held_results(grading)
     if held_count == 0:
@@ -178,12 +179,13 @@ def _check_results_stay(grading: Grading) -> None:
     for number, inputs in enumerate(_draw_different_inputs(problem, count), 1):
         returned = _call(grading, inputs)
         calls.append(HeldCall(f"call {number} of {count}", inputs, returned))
+    _copy_held_results(grading, held_count)
     compared_calls = calls[:held_count]
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
         compared_calls = calls[:1]
-    for number, call in enumerate(compared_calls, 1):
-        _check_held_result(grading, call, later_calls=calls[number:])
+    for index, call in enumerate(compared_calls):
+        _check_held_result(grading, call, index, later_calls=calls[index + 1 :])
     bench.free_results(grading.solution)
 
 
@@ -215,16 +217,32 @@ def _count_of_held_results(grading: Grading) -> int:
     return max(1, min(MAX_HELD_RESULTS, count_in_room))
 
 
-def _check_held_result(grading: Grading, call: HeldCall, later_calls: list[HeldCall]) -> None:
-    """Check the results of a call after later calls, which may have overwritten them."""
+def _copy_held_results(grading: Grading, held_count: int) -> None:
+    """Have the held results copied after all calls, if the referee cannot read them in place."""
+    room = room_for_copies(grading, grading.findings.requirements, held_count)
+    if room is not None:
+        grading.solution.ask("copy_results", outputs=room)
+
+
+def _check_held_result(
+    grading: Grading, call: HeldCall, call_index: int, later_calls: list[HeldCall]
+) -> None:
+    """Check the results of a call after later calls, which may have overwritten them.
+
+    Args:
+        grading: the file under grading.
+        call: the call.
+        call_index: its index among the calls.
+        later_calls: those after it.
+    """
     eager_results = grading.reference.eager_results(call.inputs)
     descriptions = check_results(grading, call.name, call.returned, eager_results)
     for result_index, description in enumerate(descriptions):
-        tensor = grading.findings.reference_tensors[result_index]
-        place = ResultPlace(0, result_index)
-        got = read_result(grading, description, call.name, place).reshape(-1)
+        other_draws = grading.findings.requirements[result_index].other_draws
+        index = ResultIndex(call_index, result_index)
+        got = read_result(grading, description, call.name, index).reshape(-1)
         second_look = grading.reference.second_look(call.inputs, result_index)
-        mistake = tensor.other_draws.find_mistake(got, eager_results[result_index], second_look)
+        mistake = other_draws.find_mistake(got, eager_results[result_index], second_look)
         if not mistake:
             continue
         if _is_result_of_a_call(grading, got, result_index, later_calls):
@@ -244,7 +262,7 @@ def _is_result_of_a_call(
         result_index: which of a call's results they may be.
         calls: the calls.
     """
-    other_draws = grading.findings.reference_tensors[result_index].other_draws
+    other_draws = grading.findings.requirements[result_index].other_draws
     for call in calls:
         eager_result = grading.reference.eager_results(call.inputs)[result_index]
         has_its_size = eager_result.numel() == len(got)

@@ -1,5 +1,7 @@
 """The code of a contestant's process: it answers the referee's requests and judges nothing.
 
+From top to bottom; a module imports only modules below it:
+
     main               forks contestants' processes; receives requests and sends replies
     request_handler    answers requests: a method for each
     call_timer         runs and times the calls of a request
@@ -8,6 +10,6 @@
     nan_memory         fills memory with NaN
     yardsticks         functions that eager's process times, to show what the device can do
 
-The referee's process and this one both use modules of `contestants/`, and `names`. This process
-holds no expected result and no object of the referee's.
+The referee's process and this one both use modules of `contestants/`, and `names`. A solution's
+process holds no expected result and no object of the referee's.
 """

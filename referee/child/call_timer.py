@@ -7,7 +7,7 @@ import torch
 
 from referee.child.clock import CpuClock, CudaClock
 from referee.contestants.autograd import differentiate
-from referee.contestants.described_results import flatten
+from referee.contestants.descriptions import flatten
 
 
 class CallTimer:

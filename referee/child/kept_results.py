@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from referee.contestants.described_results import as_plain_tensor, describe, flatten
+from referee.contestants.descriptions import as_plain_tensor, describe, flatten
 from referee.contestants.mapping import Mapping
 from referee.contestants.reading import memory_offset
 
@@ -22,16 +22,18 @@ class KeptResults:
     def __init__(self, mapping: Mapping, device: torch.device) -> None:
         self._mapping = mapping
         self._device = device
-        self._kept: list = []
+        self._leaves_of_calls: list[list] = []
+        self._plain_tensors: list[torch.Tensor | None] = []
 
     def free(self) -> None:
         """Free all results."""
-        self._kept = []
+        self._leaves_of_calls = []
+        self._plain_tensors = []
 
     def keep_all(self, returned: list, outputs: list[dict] | None) -> list[dict]:
         """Keep what each call of a request has returned; return a description of each.
 
-        `described_results` has an example of a description.
+        `descriptions` has an example of a description.
 
         Args:
             returned: a tensor, or nested lists and tuples, for each call.
@@ -42,22 +44,32 @@ class KeptResults:
         descriptions = []
         for value, output_location in zip(returned, output_locations, strict=True):
             nesting, leaves = flatten(value)
+            self._leaves_of_calls.append(leaves)
             results = [self._keep(leaf) for leaf in leaves]
             if output_location is not None:
                 self._copy(leaves, output_location)
             descriptions.append({"nesting": nesting, "results": results})
         return descriptions
 
+    def copy_again(self, outputs: list[dict]) -> None:
+        """Copy the results of the first calls since `free` as they are now.
+
+        Args:
+            outputs: a location for each of these calls.
+        """
+        for leaves, location in zip(self._leaves_of_calls, outputs, strict=False):
+            self._copy(leaves, location)
+
     def _keep(self, leaf: object) -> dict:
         """Keep a result; return a description of it."""
         plain_tensor = as_plain_tensor(leaf)
-        self._kept += [leaf, plain_tensor]
+        self._plain_tensors.append(plain_tensor)
         description = describe(leaf if plain_tensor is None else plain_tensor)
         # On a CPU and for an empty tensor there is no "handle". It is None if CUDA IPC cannot share
         # the memory, for example because that is the referee's own, as an input's is.
         cannot_be_shared = description.get("handle", "") is None
         if cannot_be_shared:
-            description |= self._mapping.place_of(description["address"])
+            description |= self._mapping.export(description["address"])
         return description
 
     def _copy(self, leaves: list, location: dict) -> None:

@@ -22,6 +22,7 @@ import torch.fx.experimental.symbolic_shapes  # else each contestant's first bac
 
 from referee.child.request_handler import RequestHandler
 from referee.contestants import namespaces, prctl
+from referee.contestants.descriptions import describe
 from referee.contestants.mapping import Mapping
 from referee.contestants.role import Role
 
@@ -104,7 +105,7 @@ def _answer_all(
     A request is {"method": ..., "arguments": {...}, "token": "..."}, where the method is one of
     `RequestHandler`. The reply is the dictionary that the method returns (an empty one for None),
     or {"raised": ...}, with the same token. A first reply, before all requests, says where the
-    shared memory is mapped.
+    shared memory is mapped, and describes a tensor, with which the referee tries what it can read.
 
     Args:
         requests: the descriptor of the pipe of requests.
@@ -115,7 +116,9 @@ def _answer_all(
     mapping = Mapping(pool_descriptor, device)
     os.close(pool_descriptor)
     handler = RequestHandler(mapping, device)
-    _reply(replies, {"token": "", "addresses": mapping.addresses})
+    sample = torch.zeros(1, device=device)
+    first_reply = {"token": "", "addresses": mapping.addresses, "sample": describe(sample)}
+    _reply(replies, first_reply)
     with os.fdopen(requests, "rb") as lines, torch.no_grad():
         for line in lines:
             request = json.loads(line)

@@ -6,11 +6,12 @@
     is_finite, count_saved_bytes                     call it to find something out
     prepare_yardsticks                               makes yardsticks
     map_pages                                        maps the shared memory again
+    copy_results                                     copies kept results as they are now
     release, reset                                   free results; forget the module
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
 are JSON. Values of the referee's are sent as locations in shared memory (see `region`), results as
-descriptions of where they are in this process's memory (see `described_results.describe`).
+descriptions of where they are in this process's memory (see `descriptions.describe`).
 
 The referee believes none of these replies: the solution can change all that is in this process.
 """
@@ -39,7 +40,7 @@ from referee.child.nan_memory import (
 )
 from referee.child.yardsticks import YardstickMaker
 from referee.contestants.autograd import sources_of, with_gradient_leaves
-from referee.contestants.described_results import describe, flatten
+from referee.contestants.descriptions import describe, flatten
 from referee.contestants.execute import execute
 from referee.contestants.forms import unpack
 from referee.contestants.mapping import Mapping
@@ -273,6 +274,14 @@ class RequestHandler:
     def map_pages(self, locations: list[dict]) -> None:
         """Map all pages of the shared memory at some locations, see `Mapping.map_pages`."""
         self._mapping.map_pages(locations)
+
+    def copy_results(self, outputs: list[dict]) -> None:
+        """Copy the kept results of the first calls as they are now, see `KeptResults.copy_again`.
+
+        Args:
+            outputs: a location for each of these calls.
+        """
+        self._results.copy_again(outputs)
 
     def release(self, empty_cache: bool = False) -> None:
         """Free the results of the last request.

@@ -40,12 +40,12 @@ class Budget:
     Attributes:
         atol, rtol: an element whose right value is y may be off by atol + rtol |y|, as in
             `torch.allclose`.
-        mean_atol: the largest mean error.
+        mean_limit: the largest mean error.
     """
 
     atol: float = 0.0
     rtol: float = 0.0
-    mean_atol: float = math.inf
+    mean_limit: float = math.inf
 
     def allowed(self, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element may be.
@@ -61,9 +61,9 @@ class Budget:
 
         Args:
             growth: what the atol of each element is multiplied by.
-            growth_of_mean: what mean_atol is multiplied by.
+            growth_of_mean: what mean_limit is multiplied by.
         """
-        return replace(self, atol=growth * self.atol, mean_atol=growth_of_mean * self.mean_atol)
+        return replace(self, atol=growth * self.atol, mean_limit=growth_of_mean * self.mean_limit)
 
     def of_distance_from_eager(self, reference: Errors, count: int) -> "Budget":
         """Return the budget of a result's distance from eager's in another draw.
@@ -76,11 +76,11 @@ class Budget:
             reference: the errors of the reference's own result in the draw that set the budget.
             count: the number of elements.
         """
-        mean_atol = self.mean_atol
+        mean_limit = self.mean_limit
         if reference.are_sparse:
-            mean_atol = max(mean_atol, SPARSE_FACTOR * reference.mean)
+            mean_limit = max(mean_limit, SPARSE_FACTOR * reference.mean)
         free = FREE_ELEMENTS * self.atol / max(count, 1)
-        return replace(self, mean_atol=mean_atol + reference.mean + free)
+        return replace(self, mean_limit=mean_limit + reference.mean + free)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Leniency:
     roundings: int
     sum_deviation: float
 
-    def atol(self, largest_error: float, root_mean_square: float) -> float:
+    def atol_for(self, largest_error: float, root_mean_square: float) -> float:
         """Return how far each element may be off, regardless of its magnitude.
 
         Args:
@@ -112,11 +112,12 @@ class _Leniency:
         from_plain_sum = DEVIATIONS * self.sum_deviation * root_mean_square
         return max(from_error, from_plain_sum)
 
+    @property
     def rtol(self) -> float:
-        """Return how much further each element may be off, relative to its magnitude."""
+        """How much further each element may be off, relative to its magnitude."""
         return max(self.roundings * self.eps, DEVIATIONS * self.sum_deviation)
 
-    def mean_atol(self, reference: Errors) -> float:
+    def mean_limit_for(self, reference: Errors) -> float:
         """Return the largest mean error."""
         from_roundings = self.roundings * self.eps * reference.mean_magnitude
         from_error = self.factor * reference.mean + from_roundings
@@ -134,9 +135,9 @@ def budget_from_errors(reference: Errors, dtype: torch.dtype, terms: int) -> Bud
     """
     leniency = _leniency(reference, dtype, terms)
     return Budget(
-        atol=leniency.atol(reference.largest, reference.root_mean_square),
-        rtol=leniency.rtol(),
-        mean_atol=leniency.mean_atol(reference),
+        atol=leniency.atol_for(reference.largest, reference.root_mean_square),
+        rtol=leniency.rtol,
+        mean_limit=leniency.mean_limit_for(reference),
     )
 
 
@@ -154,7 +155,7 @@ def typical_limit(typical: float, reference: Errors, dtype: torch.dtype, terms: 
     """
     leniency = _leniency(reference, dtype, terms)
     # The unit is the typical size, so the size itself is 1.
-    return leniency.atol(typical, root_mean_square=1.0) + leniency.rtol()
+    return leniency.atol_for(typical, root_mean_square=1.0) + leniency.rtol
 
 
 def budget_without_float64(dtype: torch.dtype) -> Budget:

@@ -30,7 +30,7 @@ def first_true(mask: torch.Tensor) -> int:
     raise ValueError("no element is true")
 
 
-def place_of(position: int, shape: Sequence[int], dtype: torch.dtype) -> str:
+def describe_index(position: int, shape: Sequence[int], dtype: torch.dtype) -> str:
     """Return where an element of `flat_reals(x)` is in x, for messages.
 
     Example: for x of shape [2, 3], the element at position 5 is "[1, 2]". If x is complex, each of
@@ -89,9 +89,9 @@ def first_mismatch(
         count += count_here
     if count == 0:
         return None
-    place = place_of(first, expected.shape, expected.dtype)
+    index = describe_index(first, expected.shape, expected.dtype)
     values = describe_values(a[first], b[first])
-    return f"{count:,} of {len(a):,} elements differ, the first at {place}: {values}"
+    return f"{count:,} of {len(a):,} elements differ, the first at {index}: {values}"
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor, bitwise: bool) -> torch.Tensor:

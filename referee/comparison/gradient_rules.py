@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from referee.comparison.accuracy import GROSS, count_true
-from referee.comparison.reference_tensor import ReferenceTensor
+from referee.comparison.requirements import Requirements
 
 # Far off in one step: ReLU near zero makes at most this relative error.
 MAX_RELATIVE_ERROR = 0.25
@@ -40,7 +40,7 @@ class GradientOfStep:
     """A gradient in one training step, beside the reference's.
 
     Attributes:
-        reference: the reference's gradient, with its limits and its own errors.
+        requirements: the reference's demands, with its own errors.
         wrong: a flat mask of the elements that are off by too much. If there are none, the step is
             right, and its errors do not count: they are then 0 for the rules that look at them.
         relative_error: of the whole gradient.
@@ -49,7 +49,7 @@ class GradientOfStep:
             rounded otherwise.
     """
 
-    reference: ReferenceTensor
+    requirements: Requirements
     wrong: torch.Tensor
     relative_error: float = 0.0
     typical_error: float = 0.0
@@ -99,7 +99,7 @@ class FarOffInMostSteps(Rule):
     def add(self, step: GradientOfStep) -> None:
         """Take in one more step."""
         self._steps += 1
-        if step.relative_error > _far_off_limit(step.reference):
+        if step.relative_error > _far_off_limit(step.requirements):
             self._steps_far_off += 1
 
     def is_mistake(self) -> bool:
@@ -174,9 +174,9 @@ class InaccurateInManySteps(Rule):
         return self._inaccurate_steps > MAX_INACCURATE_SHARE * self._steps
 
 
-def _far_off_limit(reference: ReferenceTensor) -> float:
+def _far_off_limit(requirements: Requirements) -> float:
     """Return the relative error beyond which a gradient counts as far off in a step."""
-    own_error = reference.reference_errors.relative
+    own_error = requirements.limits.reference_errors.relative
     if own_error == 0:  # there is no float64 result, or no error
         return MAX_RELATIVE_ERROR
     limit = max(MAX_TIMES_OWN_ERROR * own_error, MIN_FAR_OFF)
@@ -190,6 +190,6 @@ def _is_inaccurate(step: GradientOfStep) -> bool:
     deep network it changes all elements a little. The reference's gradient changes as much if it is
     rounded otherwise.
     """
-    if step.typical_error <= step.reference.typical_limit:
+    if step.typical_error <= step.requirements.limits.typical_limit:
         return False  # the usual case, in which no other roundings are computed
     return step.typical_error > MAX_TIMES_OTHER_ROUNDINGS * step.error_of_other_roundings()

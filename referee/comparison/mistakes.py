@@ -3,7 +3,7 @@
 import torch
 
 from referee.comparison.accuracy import count_true
-from referee.comparison.compare import describe_values, first_true, flat_reals, place_of
+from referee.comparison.compare import describe_index, describe_values, first_true, flat_reals
 
 BEYOND_BUDGET = "elements beyond the error budget"
 
@@ -19,12 +19,12 @@ def describe_wrong(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) 
     if not wrong.any():
         return None
     first = first_true(wrong)
-    place = place_of(first, eager.shape, eager.dtype)
+    index = describe_index(first, eager.shape, eager.dtype)
     values = describe_values(flat_reals(got)[first], flat_reals(eager)[first])
     count = f"{count_true(wrong):,} of {len(wrong):,}"
-    return f"{count} {BEYOND_BUDGET}, the first at {place}: {values}"
+    return f"{count} {BEYOND_BUDGET}, the first at {index}: {values}"
 
 
-def describe_mean_error(mean: float, mean_atol: float) -> str:
+def describe_mean_error(mean: float, mean_limit: float) -> str:
     """Return a mean error that is too large, and the largest that is allowed."""
-    return f"mean error {mean:.3g}; eager's own error allows {mean_atol:.3g}"
+    return f"mean error {mean:.3g}; eager's own error allows {mean_limit:.3g}"

@@ -73,8 +73,8 @@ class OtherDraws:
         distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
         if mistake := describe_wrong(distance.wrong, flat_got, eager):
             return mistake
-        if distance.mean > budget.mean_atol:
-            return describe_mean_error(distance.mean, budget.mean_atol)
+        if distance.mean > budget.mean_limit:
+            return describe_mean_error(distance.mean, budget.mean_limit)
         return None
 
     def find_wrong(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
@@ -141,7 +141,7 @@ class OtherDraws:
                 return False
             sum_of_errors += error.sum().item()
         mean = sum_of_errors / max(len(got), 1)
-        return mean <= 0.5 * self.budget.mean_atol
+        return mean <= 0.5 * self.budget.mean_limit
 
 
 def _measure_unexcused_distance(

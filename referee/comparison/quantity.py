@@ -29,6 +29,7 @@ from referee.comparison.gradient_rules import (
 )
 from referee.comparison.mistakes import describe_wrong
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
+from referee.comparison.requirements import Requirements
 from referee.comparison.second_look import SecondLook
 from referee.contestants.autograd import is_differentiable
 
@@ -49,15 +50,17 @@ class Quantity:
         kind: a result, or the gradient of an input or of a parameter.
 
     Attributes:
-        reference_tensor: the reference's in this step, with its budget; None where it has none.
+        requirements: the reference's demands; None before the first step, and where the reference
+            has no such gradient.
         comparison: the comparison of the last step; None before the first.
     """
 
     def __init__(self, name: str, kind: Kind) -> None:
         self.name = name
         self.kind = kind
-        self.reference_tensor: ReferenceTensor | None = None
+        self.requirements: Requirements | None = None
         self.comparison: Comparison | None = None
+        self._reference_tensor: ReferenceTensor | None = None  # of an untimed step
         self._first_mistake = ""
         self._has_wrong_element = False  # in a step in which a single one decides
         self._far_off_in_one_step = FarOffInOneStep()
@@ -74,20 +77,25 @@ class Quantity:
         """True if a single step has shown that the quantity is wrong."""
         return self._has_wrong_element or self._far_off_in_one_step.is_mistake()
 
+    def begin_step(self, reference_tensor: ReferenceTensor | None) -> None:
+        """Take the reference's tensor of an untimed step, None where it has none."""
+        self._reference_tensor = reference_tensor
+        self.requirements = reference_tensor.requirements if reference_tensor else None
+
     def compare(self, got: torch.Tensor, is_strict: bool) -> None:
-        """Compare the solution's tensor of one untimed step; free the reference's tensor.
+        """Compare the solution's tensor of the step that has begun; free the reference's tensor.
 
         Args:
             got: the tensor.
             is_strict: whether a single wrong element is a mistake, in any step.
         """
-        comparison = self.reference_tensor.compare(got)
+        comparison = self._reference_tensor.compare(got)
         self.comparison = comparison
-        one_step_decides = is_strict or self.reference_tensor.must_equal_eager
+        one_step_decides = is_strict or self.requirements.must_equal_eager
         has_wrong_elements = bool(comparison.wrong.any())
         if not one_step_decides:
             self._wrong_in_every_step.add(
-                GradientOfStep(self.reference_tensor, comparison.wrong, comparison.errors.relative)
+                GradientOfStep(self.requirements, comparison.wrong, comparison.errors.relative)
             )
         # A mistake without wrong elements is the mean error. It does not count here, because
         # rounding near ReLU's zero can make it.
@@ -95,7 +103,7 @@ class Quantity:
             self._keep_first(comparison.mistake)
             if one_step_decides:
                 self._has_wrong_element = True
-        self.reference_tensor.forget()
+        self._reference_tensor = None
 
     def compare_timed(
         self,
@@ -113,11 +121,11 @@ class Quantity:
             error_of_other_roundings: computes the typical error of eager's tensor if it is rounded
                 otherwise; for a gradient.
         """
-        one_step_decides = self.reference_tensor.must_equal_eager or self.kind is Kind.RESULT
+        one_step_decides = self.requirements.must_equal_eager or self.kind is Kind.RESULT
         if not one_step_decides:
             self._compare_gradient(got, eager, error_of_other_roundings)
             return
-        mistake = self.reference_tensor.other_draws.find_mistake(got, eager, second_look)
+        mistake = self.requirements.other_draws.find_mistake(got, eager, second_look)
         if mistake:
             self._has_wrong_element = True
             self._keep_first(mistake)
@@ -128,9 +136,9 @@ class Quantity:
         return f"{self.name}: {self._first_mistake}" if is_wrong else None
 
     def without_steps(self) -> "Quantity":
-        """Return a quantity with the same name and budget, for which no step was compared."""
+        """Return a quantity with the same name and requirements, for which no step was compared."""
         made = Quantity(self.name, self.kind)
-        made.reference_tensor = self.reference_tensor
+        made.requirements = self.requirements
         return made
 
     def _compare_gradient(
@@ -143,14 +151,14 @@ class Quantity:
 
         The arguments are those of `compare_timed`.
         """
-        wrong = self.reference_tensor.other_draws.find_wrong(got, eager)
+        wrong = self.requirements.other_draws.find_wrong(got, eager)
         mistake = describe_wrong(wrong, got, eager)
         if mistake is None:
-            step = GradientOfStep(self.reference_tensor, wrong)
+            step = GradientOfStep(self.requirements, wrong)
         else:
             self._keep_first(mistake)
             step = GradientOfStep(
-                self.reference_tensor,
+                self.requirements,
                 wrong,
                 relative_difference(got, eager),
                 typical_error(flat_reals(got), flat_reals(eager)),

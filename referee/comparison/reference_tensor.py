@@ -8,16 +8,17 @@ from referee.comparison.accuracy import Errors, ErrorSums, count_true, element_e
 from referee.comparison.budget import Budget
 from referee.comparison.compare import (
     blocks,
+    describe_index,
     describe_values,
     first_mismatch,
     first_true,
     flat_reals,
-    place_of,
 )
 from referee.comparison.limits import Limits, limits_of
 from referee.comparison.mistakes import BEYOND_BUDGET, describe_mean_error
 from referee.comparison.other_draws import OtherDraws
 from referee.comparison.reference_values import ReferenceValues
+from referee.comparison.requirements import Requirements
 from referee.comparison.second_look import SecondLook, find_excused
 
 # Factors by which the errors of two equally accurate results may differ by chance. The mean of many
@@ -46,13 +47,12 @@ class Comparison:
 
 
 class ReferenceTensor:
-    """A result or a gradient of the reference, with its error budget.
+    """A result or a gradient of the reference for one draw of inputs, with its values.
 
-    The reference's result for one draw of inputs sets the budget. `compare` judges a solution's
-    result for that draw. `other_draws` judges results for other draws by the same budget, widened,
-    because only eager's result is known there.
+    These values set the error budget. `compare` judges a solution's result for that draw. Who needs
+    only `requirements`, for other draws, drops the tensor, which frees the values.
 
-    The real and the imaginary parts of complex numbers are compared as so many real numbers.
+    The real and the imaginary parts of complex numbers are compared as twice as many real numbers.
 
     Args:
         eager: the result as the reference computes it.
@@ -66,10 +66,7 @@ class ReferenceTensor:
             always so.
 
     Attributes:
-        shape, strides, dtype, numel: of the result; they stay when `forget` frees it.
-        must_equal_eager: whether only eager's values are right.
-        reference_errors, budget, typical_limit: as in `Limits`.
-        other_draws: judges results for other draws.
+        requirements: the demands on a solution's result, in this draw and in others.
     """
 
     def __init__(  # noqa: PLR0913 - three results, and how far off they may be
@@ -82,42 +79,35 @@ class ReferenceTensor:
         *,
         must_equal_eager: bool = False,
     ) -> None:
-        self.shape = list(eager.shape)
-        self.strides = list(eager.stride())
-        self.dtype = eager.dtype
-        self.numel = eager.numel()
         flat_eager = flat_reals(eager)
-        self.must_equal_eager = must_equal_eager or not flat_eager.is_floating_point()
+        must_equal_eager = must_equal_eager or not flat_eager.is_floating_point()
         # A result in float64 is compared with eager's: nothing more exact is known.
-        needs_exact = not self.must_equal_eager and flat_eager.dtype != torch.float64
-        flat_exact = _flat(exact) if needs_exact else None
-        self._values: ReferenceValues | None = ReferenceValues(flat_eager, flat_exact)
+        needs_exact = not must_equal_eager and flat_eager.dtype != torch.float64
+        self._values = ReferenceValues(flat_eager, _flat(exact) if needs_exact else None)
         self._element_limits = _flat(element_limits)
         self._length = len(flat_eager)  # numel, or twice as much for complex numbers
-        if self.must_equal_eager:
-            limits = Limits(Budget())
+        self._must_equal_eager = must_equal_eager
+        if must_equal_eager:
+            self._limits = Limits(Budget())
         else:
-            limits = limits_of(self._values, terms, _flat(in_tf32))
-        self.reference_errors = limits.reference_errors
-        self.budget = limits.budget
-        self.typical_limit = limits.typical_limit
-        self.other_draws = OtherDraws(
-            self._budget_of_distance(), self.reference_errors, self.must_equal_eager
+            self._limits = limits_of(self._values, terms, _flat(in_tf32))
+        self.requirements = Requirements(
+            shape=list(eager.shape),
+            strides=list(eager.stride()),
+            dtype=eager.dtype,
+            must_equal_eager=must_equal_eager,
+            limits=self._limits,
+            other_draws=self._other_draws(),
         )
 
     @property
     def eager(self) -> torch.Tensor:
-        """Eager's result, flat. After `forget` there is none."""
+        """Eager's result, flat."""
         return self._values.eager
 
     def forget_exact(self) -> None:
         """Free the exact result; `compare` then uses eager's. The budget stays."""
         self._values.exact = None
-
-    def forget(self) -> None:
-        """Free the results; the budget stays, and with it `other_draws`."""
-        self._values = None
-        self._element_limits = None
 
     def compare(self, got: torch.Tensor, second_look: SecondLook | None = None) -> Comparison:
         """Compare a result with the reference's.
@@ -131,7 +121,7 @@ class ReferenceTensor:
         comparison = self._compare(got)
         if comparison.mistake is None or second_look is None:
             return comparison
-        excused = find_excused(comparison.wrong, got, self.eager, self.budget, second_look)
+        excused = find_excused(comparison.wrong, got, self.eager, self._limits.budget, second_look)
         if excused is None:
             return comparison
         return self._compare(got, excused)
@@ -150,7 +140,7 @@ class ReferenceTensor:
             got_part, eager_part = got[block], self.eager[block]
             is_same = first_mismatch(got_part, eager_part) is None
             has_eagers_bits = has_eagers_bits and is_same
-            if is_same and self.must_equal_eager:
+            if is_same and self._must_equal_eager:
                 continue  # there is no error to add
             expected = self._values.expected(block)
             error = element_errors(got_part, eager_part, expected)
@@ -163,7 +153,7 @@ class ReferenceTensor:
             mistake=self._describe_mistake(wrong, got, errors),
             errors=errors,
             has_eagers_bits=has_eagers_bits,
-            is_gross=self.must_equal_eager or errors.is_gross,
+            is_gross=self._must_equal_eager or errors.is_gross,
             wrong=wrong,
         )
 
@@ -184,44 +174,47 @@ class ReferenceTensor:
             return self._describe_wrong_elements(wrong, got)
         if has_element_limits:  # then the mean is not limited
             return None
-        if errors.mean > self.budget.mean_atol:
-            return describe_mean_error(errors.mean, self.budget.mean_atol)
+        mean_limit = self._limits.budget.mean_limit
+        if errors.mean > mean_limit:
+            return describe_mean_error(errors.mean, mean_limit)
         return None
 
     def _describe_wrong_elements(self, wrong: torch.Tensor, got: torch.Tensor) -> str:
         """Return how many elements are off by too much, and the first of them, in words."""
         first = first_true(wrong)
-        if self.must_equal_eager:
+        if self._must_equal_eager:
             fault = "elements differ"
             expected = self.eager[first]
         else:
             fault = BEYOND_BUDGET
             expected = self._values.expected(slice(first, first + 1))
-        place = place_of(first, self.shape, self.dtype)
+        index = describe_index(first, self.requirements.shape, self.requirements.dtype)
         values = describe_values(got[first], expected)
-        return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {place}: {values}"
+        return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {index}: {values}"
 
     def _is_as_accurate_as_eager(self, errors: Errors) -> bool:
         """Return whether a result's errors are as small as eager's, but for chance."""
-        is_max_small = errors.largest <= CHANCE_OF_MAX * self.reference_errors.largest
-        is_mean_small = errors.mean <= CHANCE_OF_MEAN * self.reference_errors.mean
+        eager_errors = self._limits.reference_errors
+        is_max_small = errors.largest <= CHANCE_OF_MAX * eager_errors.largest
+        is_mean_small = errors.mean <= CHANCE_OF_MEAN * eager_errors.mean
         return is_max_small and is_mean_small
 
     def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element of a block may be."""
         if self._element_limits is None:
-            return self.budget.allowed(expected)
+            return self._limits.budget.allowed(expected)
         # A limit is not finite where operands are not. The result must be exact there. Usually it
         # is not finite either, and its error is 0 or infinity, see `element_errors`.
         return self._element_limits[block].nan_to_num(0, 0, 0)
 
-    def _budget_of_distance(self) -> Budget:
-        """Return the budget of the distance from eager's result in other draws."""
-        budget = self.budget
+    def _other_draws(self) -> OtherDraws:
+        """Return the rules for other draws, by the distance from eager's result there."""
+        budget, reference_errors = self._limits.budget, self._limits.reference_errors
         if self._element_limits is not None:
-            mean_limit = _mean(self._element_limits)
-            budget = replace(budget, mean_atol=max(budget.mean_atol, mean_limit))
-        return budget.of_distance_from_eager(self.reference_errors, self._length)
+            mean_limit = max(budget.mean_limit, _mean(self._element_limits))
+            budget = replace(budget, mean_limit=mean_limit)
+        budget_of_distance = budget.of_distance_from_eager(reference_errors, self._length)
+        return OtherDraws(budget_of_distance, reference_errors, self._must_equal_eager)
 
 
 def _flat(x: torch.Tensor | None) -> torch.Tensor | None:

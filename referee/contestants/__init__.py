@@ -2,7 +2,7 @@
 
 From top to bottom; a module imports only modules below it:
 
-    cuda_walls    whether CUDA IPC works through the walls: a trial with a contestant
+    wall_trial    whether contestants on a device can have walls: a trial with one of them
     state         a contestant's parameters and buffers, moved into shared memory by requests to it
     contestant    `Contestant`: such a process, as the referee sees it
     role          a solution or eager: what such a process may do
@@ -10,8 +10,7 @@ From top to bottom; a module imports only modules below it:
     pipes         requests, replies and output of a contestant
     errors        how a contestant can fail to answer
     reading       reads results in a contestant's memory
-    described_results
-                  describes results: their nesting, and where they are in memory
+    descriptions  describes results: their nesting, and where they are in memory
     mapping       the shared memory in a contestant's process
     region        a list of values in shared memory, such as the inputs of a call
     pool          the memory that the referee shares, in blocks
@@ -38,6 +37,13 @@ Values such as a call's inputs are in shared memory, at these levels:
     region  |  inputs of the first call         |  inputs of the second call
     storage |  x and its view x.t()  |  mask    |  ...
 
-A `location` tells a contestant where a region's values are. In the other direction, a `description`
-tells the referee where a result is, in the memory of the contestant's own process.
+Requests and replies hold three kinds of dictionaries about values:
+
+    form          shape, strides and dtype of a value, and its part of a storage; see `forms`
+    location      from the referee: where a region's values are in shared memory; see `region`
+    description   from the contestant: a result's form, and where it is in the memory of the
+                  contestant's own process; see `descriptions`. It may be false.
+
+A result takes this way: `child.kept_results` keeps and describes it, `checks.returned_results`
+compares the description with the reference's result, and `reading` reads the values.
 """

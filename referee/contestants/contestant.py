@@ -43,7 +43,7 @@ class Reply(dict):
 
     def __missing__(self, key: str) -> NoReturn:
         """Raise ForgedError."""
-        raise ForgedError
+        raise ForgedError(f'it has no "{key}"')
 
 
 class Contestant:
@@ -63,6 +63,8 @@ class Contestant:
         seconds: the wall time of the last request. It begins with SIGCONT, and ends when the whole
             tree has stopped and `read_early` has returned.
         reader: reads results in the process's memory.
+        is_readable: whether the system lets the referee read that memory. It is tried before any
+            code of a solution runs.
         addresses: where the process maps the shared memory: the first address, and one past the
             last. A result between them is in the referee's memory.
     """
@@ -101,6 +103,7 @@ class Contestant:
             raise
         self.addresses = tuple(first_reply["addresses"])
         self._stop()
+        self.is_readable = self.reader.can_read(first_reply["sample"])
         self._stopped_at = monotonic()
 
     def ask(
@@ -201,14 +204,16 @@ class Contestant:
             raise EndedError(self._wait_for_status(), self.printed())
         try:
             reply = json.loads(line)
-            is_answer = reply.pop("token") == token
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise ForgedError from None
-        has_more = self._pipes.has_unread_replies  # one line answers a request
-        if not is_answer or has_more or not _has_right_types(reply):
-            raise ForgedError
+        except (ValueError, RecursionError):
+            raise ForgedError("it is no JSON") from None
+        if not isinstance(reply, dict) or reply.pop("token", None) != token:
+            raise ForgedError("it does not have the request's token")
+        if self._pipes.has_unread_replies:
+            raise ForgedError("more than one line came")
+        _check_types(reply)
         if "returned" in reply and len(reply["returned"]) != call_count:
-            raise ForgedError
+            count = len(reply["returned"])
+            raise ForgedError(f"it has the results of {count} calls, expected {call_count}")
         if "raised" in reply:
             raise RaisedError(reply["raised"])
         return Reply(reply)
@@ -259,17 +264,20 @@ def _fork(
     return server.fork(settings, (requests, replies, pool.descriptor, output))
 
 
-def _has_right_types(reply: dict) -> bool:
-    """Return whether a reply has lists and dictionaries where the referee expects them.
+def _check_types(reply: dict) -> None:
+    """Raise ForgedError unless a reply has lists and dictionaries where the referee expects them.
 
     The content of the dictionaries is checked where it is used.
     """
-    returned = reply.get("returned", [])
-    if not _is_list_of_dicts(returned) or not _is_list_of_dicts(reply.get("state", [])):
-        return False
-    if not all(isinstance(reply.get(key, {}), dict) for key in ("raised", "elements")):
-        return False
-    return all(_is_list_of_dicts(returned_by_call.get("results")) for returned_by_call in returned)
+    for key in ("raised", "elements"):
+        if not isinstance(reply.get(key, {}), dict):
+            raise ForgedError(f'its "{key}" is no dictionary')
+    for key in ("returned", "state"):
+        if not _is_list_of_dicts(reply.get(key, [])):
+            raise ForgedError(f'its "{key}" is no list of dictionaries')
+    for returned_by_call in reply.get("returned", []):
+        if not _is_list_of_dicts(returned_by_call.get("results")):
+            raise ForgedError('"results" of a call are no list of dictionaries')
 
 
 def _is_list_of_dicts(value: object) -> bool:

@@ -2,23 +2,26 @@
 
     owner of the memory                       other process
 
-    export(address)  -> handle, distance      open_handle(handle)  -> base, its own address
-                                              bytes_at(base + distance, size, device)
+    export(address)  -> handle, byte_offset   open_handle(handle)  -> base, its own address
+                                              bytes_at(base + byte_offset, size, device)
                                               close_handle(base)
 
-A handle is 64 bytes that name one allocation; the driver opens it or refuses. The distance is that
-of the address from the allocation's start, in bytes.
+A handle is 64 bytes that name one allocation; the driver opens it or refuses. The byte offset is
+counted from the allocation's start to the address.
 
 The referee's process and the contestant's both use this module. torch has functions for the same
 purpose, but these also send files, counters and events, which a hostile process could forge.
 """
 
 import ctypes
+import math
 from functools import cache
 
 import torch
 
 HANDLE_BYTES = 64
+# The driver puts smaller allocations together into blocks of this size, and a handle opens a block.
+DRIVER_BLOCK_BYTES = 2 << 20
 LAZY_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 
 
@@ -59,14 +62,14 @@ class Allocation:
     """GPU memory of the referee's that another process can open as a whole.
 
     It does not come from torch's allocator, which puts several tensors into one allocation: a
-    handle opens a whole allocation.
+    handle opens a whole allocation. Nothing else is in the driver's blocks that it takes.
 
     Args:
         size: in bytes.
         device: a GPU.
 
     Attributes:
-        size: in bytes.
+        size: in bytes, a multiple of DRIVER_BLOCK_BYTES.
         handle: in hexadecimal; another process opens the memory with it.
 
     Raises:
@@ -75,22 +78,22 @@ class Allocation:
 
     def __init__(self, size: int, device: torch.device) -> None:
         torch.zeros(1, device=device)  # makes torch's context the current one
-        self.size = size
+        self.size = math.ceil(size / DRIVER_BLOCK_BYTES) * DRIVER_BLOCK_BYTES
         self._device = device
         self._address = ctypes.c_uint64()
         try:
-            self._allocate(size)
+            self._allocate()
         except CudaError:
             torch.cuda.empty_cache()  # torch's allocator gives back what it keeps for later
             try:
-                self._allocate(size)
+                self._allocate()
             except CudaError as error:
                 raise torch.OutOfMemoryError(f"{size:,} bytes on {device}: {error}") from None
         self.handle = _handle_of(self._address.value)
 
-    def _allocate(self, size: int) -> None:
+    def _allocate(self) -> None:
         """Allocate with the driver; raise CudaError if it refuses."""
-        _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(size))
+        _call("cuMemAlloc_v2", ctypes.byref(self._address), ctypes.c_size_t(self.size))
 
     def bytes(self, start: int, size: int) -> torch.Tensor:
         """Return `size` bytes from byte `start` of the allocation, without a copy."""
@@ -109,10 +112,10 @@ def _handle_of(address: int) -> str:
 
 
 def export(address: int) -> tuple[str, int]:
-    """Return the handle of the allocation that contains an address, and the distance in bytes.
+    """Return the handle of the allocation that contains an address, and the byte offset.
 
     Example: for the address 0x7f0000000200 in an allocation that starts at 0x7f0000000000, the
-    distance is 0x200.
+    byte offset is 0x200.
 
     Raises:
         CudaError: the memory cannot be shared; memory of `cudaMallocAsync` never can.

@@ -1,7 +1,5 @@
 """Exceptions of requests: how a contestant can fail to answer."""
 
-import signal
-
 
 class EndedError(Exception):
     """A contestant's process has ended, or the server has.
@@ -22,7 +20,10 @@ class WokenError(EndedError):
 
 
 class ForgedError(Exception):
-    """The reply cannot be the request handler's: the solution has sent or changed it."""
+    """The reply cannot be the request handler's: the solution has sent or changed it.
+
+    The argument says what is wrong with the reply: "it is no JSON" for example.
+    """
 
 
 class TimeLimitError(Exception):
@@ -36,8 +37,3 @@ class RaisedError(Exception):
     def is_lack_of_memory(self) -> bool:
         """True if it is torch's exception for a GPU that has no memory left."""
         return self.args[0].get("type") == "OutOfMemoryError"
-
-
-def was_killed(status: int) -> bool:
-    """Return whether an exit status means SIGKILL, which the kernel sends if memory is short."""
-    return status == -signal.SIGKILL

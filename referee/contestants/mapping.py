@@ -48,14 +48,14 @@ class Mapping:
                 with suppress(OSError):
                     self._mapping.madvise(MADV_POPULATE_READ, first + start, size)
 
-    def place_of(self, address: int) -> dict:
-        """Return the "handle" and the "distance" of an address in one of the GPU's allocations.
+    def export(self, address: int) -> dict:
+        """Return the "handle" and the "byte_offset" of an address in the referee's GPU memory.
 
-        The dictionary is empty if the address is in none of them. See `cuda_ipc` for both words.
+        The dictionary is empty if the address is not there. See `cuda_ipc` for both words.
         """
         for handle, start in self._address_of.items():
             if start <= address < start + cuda_ipc.size_of(start):
-                return {"handle": handle, "distance": address - start}
+                return {"handle": handle, "byte_offset": address - start}
         return {}
 
     def forget(self) -> None:

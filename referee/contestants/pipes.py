@@ -79,7 +79,7 @@ class Pipes:
                 return None
             self.read(deadline, max_seconds=3600.0)  # a selector accepts no inf
             if len(self._unparsed) > MAX_REPLY_BYTES:
-                raise ForgedError
+                raise ForgedError(f"it is longer than {MAX_REPLY_BYTES:,} bytes")
         line, _, self._unparsed = self._unparsed.partition(b"\n")
         return line
 

@@ -101,7 +101,7 @@ class Pool:
         if self._device.type == "cuda":
             allocation = cuda_ipc.Allocation(size, self._device)
             self._allocations.append(allocation)
-            return Block(0, size, allocation)
+            return Block(0, allocation.size, allocation)
         start = self._end
         self._end += aligned(size)
         return Block(start, size, self._mapping)

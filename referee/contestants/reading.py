@@ -1,6 +1,6 @@
 """Reads results in the memory of a contestant's process, which is stopped.
 
-The process describes each result by a dictionary, see `described_results.describe`: shape, strides,
+The process describes each result by a dictionary, see `descriptions.describe`: shape, strides,
 dtype, and an address or an IPC handle. The referee checks the description before it uses it.
 
 The process cannot compute while it is stopped. A result that it would compute when somebody reads
@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as ReadTimeoutError
 import torch
 
 from referee.contestants import cuda_ipc
-from referee.contestants.described_results import span_of
+from referee.contestants.descriptions import span_of
 from referee.contestants.free_memory import free_bytes
 from referee.contestants.libc import error_of_last_call, libc
 from referee.contestants.pool import Pool
@@ -25,6 +25,7 @@ COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # A longer read waits for a page that the stopped process itself would have to fill.
 MAX_READ_SECONDS = 30.0
 NO_PAGE = "a page of it does not come while the process is stopped"
+CANNOT_SHARE = "CUDA IPC cannot share its memory; use memory that torch allocates"
 MAX_NUMBER = 1 << 48  # sides, strides and addresses must be smaller
 # A copy of a result with large gaps between its elements may take this part of the free memory.
 SHARE_FOR_GAPS = 0.25
@@ -92,16 +93,6 @@ def copy_memory(pid: int, address: int, size: int, target: int) -> None:
         done += copied
 
 
-def can_read(pid: int, address: int) -> bool:
-    """Return whether this process can read the byte at an address of another process."""
-    byte = ctypes.create_string_buffer(1)
-    try:
-        copy_memory(pid, address, 1, ctypes.addressof(byte))
-    except UnreadableError:
-        return False
-    return True
-
-
 def validated(description: dict) -> dict:
     """Check the shape, strides, address and dtype of a description and return it.
 
@@ -142,7 +133,7 @@ class Reader:
         self._thread = ThreadPoolExecutor(1)  # runs copies so that they can have a time limit
         self._waits_for_ever = False  # a copy has exceeded the limit, and the thread still waits
 
-    def whole(self, description: dict) -> torch.Tensor:
+    def read_whole(self, description: dict) -> torch.Tensor:
         """Return the tensor that a description describes.
 
         On a CPU the tensor is a copy, which the next call overwrites. On a GPU it is the process's
@@ -163,7 +154,7 @@ class Reader:
         empty = torch.empty(0, dtype=dtype, device=data.device)
         return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
 
-    def elements(self, description: dict, indices: torch.Tensor) -> torch.Tensor:
+    def read_elements(self, description: dict, indices: torch.Tensor) -> torch.Tensor:
         """Return some elements of the tensor that a description describes.
 
         Args:
@@ -171,7 +162,7 @@ class Reader:
             indices: the elements' indices in the flattened tensor.
 
         Raises:
-            BadDescriptionError, UnreadableError: as `whole` does.
+            BadDescriptionError, UnreadableError: as `read_whole` does.
         """
         description = validated(description)
         dtype = getattr(torch, description["dtype"])
@@ -187,6 +178,16 @@ class Reader:
             target = values.data_ptr() + i * dtype.itemsize
             copy_memory(self._pid, address, dtype.itemsize, target)
         return values
+
+    def can_read(self, description: dict) -> bool:
+        """Return whether the tensor that a description describes can be read; forget it."""
+        try:
+            self.read_whole(description)
+        except (BadDescriptionError, UnreadableError):
+            return False
+        finally:
+            self.forget()
+        return True
 
     def forget(self) -> None:
         """Close all GPU allocations of the process so that it can free them; free the CPU copy."""
@@ -235,25 +236,27 @@ class Reader:
         self._buffer = torch.empty(size, dtype=torch.uint8)
 
     def _map_gpu_bytes(self, description: dict, size: int, item_bytes: int) -> torch.Tensor:
-        """Return `size` bytes of the GPU's memory, from the described place on, without a copy.
+        """Return `size` bytes of the GPU's memory, from the described address on, without a copy.
 
-        The place must be a multiple of an element's size: a kernel that reads a misaligned address
+        The address must be a multiple of an element's size: a kernel that reads a misaligned one
         fails, and CUDA then refuses all further work of this process.
         """
         if size == 0:
             return torch.empty(0, dtype=torch.uint8, device=self._device)
-        handle, distance = description.get("handle"), description.get("distance")
-        if not isinstance(handle, str) or type(distance) is not int:
+        handle, byte_offset = description.get("handle"), description.get("byte_offset")
+        if handle is None:
+            raise BadDescriptionError(CANNOT_SHARE)
+        if not isinstance(handle, str) or type(byte_offset) is not int:
             raise BadDescriptionError("its memory has no handle")
-        if distance % item_bytes:
+        if byte_offset % item_bytes:
             raise BadDescriptionError("its address is no multiple of an element's size")
         pool_allocation = self._pool.allocation(handle)
         if pool_allocation is not None:  # the referee cannot open a handle of its own
-            _check_reach(distance, size, pool_allocation.size)
-            return pool_allocation.bytes(distance, size)
+            _check_reach(byte_offset, size, pool_allocation.size)
+            return pool_allocation.bytes(byte_offset, size)
         start, allocation_size = self._open(handle)
-        _check_reach(distance, size, allocation_size)
-        return cuda_ipc.bytes_at(start + distance, size, self._device)
+        _check_reach(byte_offset, size, allocation_size)
+        return cuda_ipc.bytes_at(start + byte_offset, size, self._device)
 
     def _open(self, handle: str) -> tuple[int, int]:
         """Open a GPU allocation of the process if it is not open; return its address and size.
@@ -270,9 +273,9 @@ class Reader:
             raise UnreadableError(str(error)) from None
 
 
-def _check_reach(distance: int, size: int, allocation_size: int) -> None:
-    """Raise BadDescriptionError unless `size` bytes from `distance` on are in an allocation."""
-    if distance < 0 or distance + size > allocation_size:
+def _check_reach(byte_offset: int, size: int, allocation_size: int) -> None:
+    """Raise BadDescriptionError unless `size` bytes from `byte_offset` on are in an allocation."""
+    if byte_offset < 0 or byte_offset + size > allocation_size:
         raise BadDescriptionError("it reaches beyond its allocation")
 
 

@@ -105,6 +105,10 @@ class Region:
                 distinct = without_repeats(copy)
                 distinct.copy_(_leading_part(original, distinct.shape))
 
+    def keep_values(self) -> None:
+        """Keep copies of the present values as the originals, for `changed_values`."""
+        self._originals = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.tensors]
+
     def fill_with_nan(self) -> None:
         """Fill the tensors with bytes 0xff, a NaN in every float dtype."""
         for tensor in self.tensors:

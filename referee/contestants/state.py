@@ -18,10 +18,10 @@ where it is. It may be false.
 import torch
 
 from referee.contestants.contestant import Contestant
-from referee.contestants.described_results import span_of
+from referee.contestants.descriptions import span_of
 from referee.contestants.forms import dtype_name, pack
 from referee.contestants.pool import Pool
-from referee.contestants.reading import BadDescriptionError, UnreadableError, can_read, validated
+from referee.contestants.reading import BadDescriptionError, UnreadableError, validated
 from referee.contestants.region import Region
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
@@ -49,8 +49,6 @@ class State:
 
     def __init__(self, contestant: Contestant, pool: Pool) -> None:
         self._contestant = contestant
-        # No solution's code has run yet. Later it could have mapped a page there that never comes.
-        self._can_read_memory = can_read(contestant.pid, contestant.addresses[0])
         self._region = Region(pool)
         self.names: dict[str, str] = {}
 
@@ -197,21 +195,15 @@ class State:
             f"{name}, {form}, by name or by value"
         )
 
-    def _can_read(self, description: dict) -> bool:
-        """Return whether the system lets the referee read a tensor; if not, results are copied."""
-        if "handle" in description:  # of a GPU's memory
-            return description["handle"] is not None
-        return self._can_read_memory
-
     def _has_value(self, description: dict, value: torch.Tensor) -> bool:
         """Return whether a tensor of the contestant has this value, but for roundings.
 
         If the system lets the referee read no such memory, the tensor is taken to have the value.
         """
-        if not self._can_read(description):
+        if not self._contestant.is_readable:
             return True
         try:
-            got = self._contestant.reader.whole(description).to(value.device)
+            got = self._contestant.reader.read_whole(description).to(value.device)
         except (BadDescriptionError, UnreadableError):
             return False
         if torch.equal(got, value):

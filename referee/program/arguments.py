@@ -11,7 +11,7 @@ from referee import console
 from referee.grading import TIMEOUT
 from referee.program import folders
 from referee.report import files
-from referee.times.timing import MAX_ROUNDS, MIN_CPU_ROUNDS
+from referee.times.timing import CPU_SECONDS, FULL_CPU_SECONDS, MAX_ROUNDS, MIN_CPU_ROUNDS
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
 MAX_PROGRAM_BYTES = 64 << 20  # of a solution or reference
@@ -38,23 +38,25 @@ def make_parser() -> Parser:
     add("reference", type=readable, metavar="REFERENCE", help=reference)
     solution = "files that define ModelNew, or a folder of them"
     add("solution", type=readable, nargs="+", metavar="SOLUTION", help=solution)
-    add_common_options(parser, rounds_on_gpu=str(MAX_ROUNDS["cuda"]))
+    full = f"on a CPU, time for up to {FULL_CPU_SECONDS:g} s instead of {CPU_SECONDS:g}"
+    add_common_options(parser, rounds_on_gpu=str(MAX_ROUNDS["cuda"]), full=full)
     return parser
 
 
-def add_common_options(parser: Parser, rounds_on_gpu: str) -> None:
+def add_common_options(parser: Parser, rounds_on_gpu: str, full: str) -> None:
     """Add the options that `python -m referee` and a project's command have.
 
     Args:
         parser: takes the options.
         rounds_on_gpu: how many rounds are timed on a GPU by default, for --help.
+        full: the help on --full.
     """
     add = parser.add_argument
     add("--device", metavar="D", help="cpu, cuda or cuda:N (default: the best)")
     on_cpu = f"{MIN_CPU_ROUNDS} to {MAX_ROUNDS['cpu']}"
     rounds = f"timed rounds (default: {rounds_on_gpu}; on a CPU {on_cpu})"
     add("--trials", type=positive, metavar="N", help=rounds)
-    add("--full", action="store_true", help="more rounds, as for a table that is published")
+    add("--full", action="store_true", help=full)
     verbose = "print tracebacks, and what solutions print; has no effect on folders"
     add("--verbose", action="store_true", help=verbose)
     file = {"type": files.writable_path, "metavar": "FILE"}

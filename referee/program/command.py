@@ -31,7 +31,7 @@ from referee.reference.problem import Problem
 from referee.report import files, markdown, tables
 from referee.times.timing import CPU_SECONDS, FULL_CPU_SECONDS, Rounds
 
-# Several files share a CPU's seconds of timing, but each gets at least a quarter of them.
+# Several files on one problem share a CPU's seconds, but each gets at least a quarter of them.
 MAX_SHARES = 4
 
 
@@ -148,7 +148,7 @@ def run(work: Callable[[], bool], write: Callable[[dict], bool], document: dict)
 def make_options(args: argparse.Namespace) -> Options:
     """Return how the files that the user names are graded."""
     seconds = FULL_CPU_SECONDS if args.full else CPU_SECONDS
-    if args.solution:
+    if args.solution and not folders.are_named(args):  # files of folders share nothing
         seconds /= min(len(args.solution), MAX_SHARES)
     return Options(rounds=Rounds(args.trials, seconds), timeout=args.timeout or TIMEOUT)
 

@@ -179,7 +179,7 @@ def _grade_task(
     subject = Subject(task.name, dtype_name(problem.dtype), problem.shape)
     engine = Engine(problem, server, options, progress)
     try:
-        reason = engine.why_unprepared()
+        reason = engine.try_to_prepare()
         if reason:
             yield from _same_record_for_all(task, subject, ERROR, reason)
             return

@@ -19,7 +19,8 @@ def grade_files(session: Session) -> bool:
     def report(verdict: Verdict) -> None:
         record = records.make_record(subject, verdict, str(verdict.file))
         if not all_records:
-            console.show(session.headline_of(subject))
+            walls = tables.walls_in_words(verdict.has_walls)
+            console.show(session.headline_of(subject, walls))
         all_records.append(record)
         console.show(graded_files.describe(record))
         _show_details(verdict, session.is_verbose)

@@ -17,7 +17,7 @@ from referee.contestants.server import Server
 from referee.eager_processes import Reserve
 from referee.engine import Engine
 from referee.grading import GradedFile, Options
-from referee.messages import first_error_line
+from referee.messages import first_error_line, printable
 from referee.records import Subject
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
@@ -81,7 +81,7 @@ class Session:
             raise NotCorrectError(word, first_error_line(str(error))) from None
         engine = Engine(problem, server, options, self.progress, reserve)
         try:
-            reason = engine.why_unprepared()  # it times eager alone
+            reason = engine.try_to_prepare()  # it times eager alone
             if not reason:
                 for file in self.files:
                     self._grade_file(file, engine, report)
@@ -115,8 +115,13 @@ class Session:
         position = f" ({index + 1} of {len(self.subjects)})" if len(self.subjects) > 1 else ""
         self.progress(f"{self.subjects[index].problem}{position}: {stage}")
 
-    def headline_of(self, subject: Subject) -> str:
-        """Return the headline of results: the problem, the device, the shape and the dtype."""
+    def headline_of(self, subject: Subject, walls: str = "") -> str:
+        """Return the headline of results: the problem, the device, the shape and the dtype.
+
+        Args:
+            subject: the problem, with its shape and dtype.
+            walls: the end of the line: "; no walls" for example.
+        """
         note = f"\n{subject.note}" if subject.note else ""
         shape = f"{list(subject.shape)} {subject.dtype}"
-        return f"{subject.problem}: {self.headline}; {shape}{note}"
+        return f"{printable(subject.problem)}: {self.headline}; {shape}{walls}{note}"

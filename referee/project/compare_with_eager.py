@@ -78,8 +78,7 @@ class ComparisonWithEager:
         """
 
         def report(verdict: Verdict) -> None:
-            # An error before the first case: probably the import itself has failed.
-            if verdict.word == ERROR and verdict.case_count == 0:
+            if verdict.word == ERROR and verdict.import_seconds == 0:  # the import has failed
                 raise UnimportableError(verdict.reason)
             self._show(subject, verdict)
 

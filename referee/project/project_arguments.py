@@ -15,7 +15,7 @@ from referee.program.arguments import (
 from referee.project.project import Project
 from referee.reference.dtypes import DTYPES
 from referee.report import files, plot
-from referee.times.timing import MAX_ROUNDS, QUICK_ROUNDS
+from referee.times.timing import CPU_SECONDS, FULL_CPU_SECONDS, MAX_ROUNDS, QUICK_ROUNDS
 
 
 def make_parser(project: Project) -> Parser:
@@ -36,7 +36,9 @@ def make_parser(project: Project) -> Parser:
     reference = "grade them against this file's Model, get_inputs and get_init_inputs"
     add("--reference", type=readable, metavar="FILE", help=reference)
     on_gpu = f"{QUICK_ROUNDS}, with --full or --solution {MAX_ROUNDS['cuda']}"
-    add_common_options(parser, rounds_on_gpu=on_gpu)
+    full = f"on a CPU, time for up to {FULL_CPU_SECONDS:g} s instead of {CPU_SECONDS:g} "
+    full += "and compare large gradients; on a GPU, also time torch.compile"
+    add_common_options(parser, rounds_on_gpu=on_gpu, full=full)
     return parser
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from referee.contestants.described_results import as_plain_tensor, flatten
+from referee.contestants.descriptions import as_plain_tensor, flatten
 from referee.contestants.execute import execute
 from referee.messages import first_error_line
 from referee.reference.random_values import reseed

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from referee.comparison.compare import INTEGERS, first_mismatch, relative_difference, share_memory
-from referee.contestants.described_results import as_plain_tensor, flatten
+from referee.contestants.descriptions import as_plain_tensor, flatten
 from referee.contestants.forms import dtype_name
 from referee.reference.file import ReferenceFile
 from referee.reference.float64 import MAX_ROUNDING
@@ -20,7 +20,7 @@ class FirstForward:
     """Findings from the first forwards of the reference.
 
     Attributes:
-        nesting: the nesting of the results, as `described_results.flatten` says it.
+        nesting: the nesting of the results, as `descriptions.flatten` says it.
         output_bytes: the size of all results.
         operators: the names of the operators that are called.
         terms: the number of terms of the longest sum that gives one element of a result.

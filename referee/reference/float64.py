@@ -68,8 +68,8 @@ def run_in_tf32(
         return run_in_float64(file, module, inputs)
 
 
-def why_no_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> str:
-    """Return why eager's results cannot be compared with results in float64; "" if they can be."""
+def find_float64_obstacle(file: ReferenceFile, module: nn.Module, inputs: list) -> str | None:
+    """Return why eager's results cannot be compared with float64's; None if they can be."""
     eager_results = file.run(module, inputs)
     try:
         exact_results = run_in_float64(file, module, inputs)
@@ -85,4 +85,4 @@ def why_no_float64(file: ReferenceFile, module: nn.Module, inputs: list) -> str:
         # Eager may overflow where float64 does not.
         if relative_difference(exact, eager, where_finite=True) > MAX_ROUNDING:
             return ANOTHER_FLOAT64_RESULT
-    return ""
+    return None

@@ -158,10 +158,10 @@ class ReferenceModule:
         try:
             for _ in range(OTHER_ROUNDINGS_OF_STEPS):
                 with self._restored_buffers(), OtherRoundings(self._problem):
-                    others = step_or_none(lambda: self._problem.run_step(*step))
-                if others is None:
+                    other_results = step_or_none(lambda: self._problem.run_step(*step))
+                if other_results is None:
                     return unknown
-                for i, error in _typical_errors(others, eager):
+                for i, error in _typical_errors(other_results, eager):
                     largest[i] = max(largest[i], error)
         except (BadReferenceError, torch.OutOfMemoryError):
             return unknown
@@ -202,9 +202,9 @@ class ReferenceModule:
         }
 
 
-def _typical_errors(others: list, eager: list) -> Iterator[tuple[int, float]]:
+def _typical_errors(other_results: list, eager: list) -> Iterator[tuple[int, float]]:
     """Yield the index and the typical error of each result that can be compared with eager's."""
-    for i, (other, x) in enumerate(zip(others, eager, strict=False)):
+    for i, (other, x) in enumerate(zip(other_results, eager, strict=False)):
         are_both_there = other is not None and x is not None
         if are_both_there and other.shape == x.shape:
             yield i, typical_error(flat_reals(other), flat_reals(x))

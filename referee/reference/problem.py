@@ -14,13 +14,13 @@ from torch import nn
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
-from referee.contestants.described_results import as_plain_tensor, flatten
+from referee.contestants.descriptions import as_plain_tensor, flatten
 from referee.contestants.forms import pack
 from referee.contestants.free_memory import MAX_SHARE_OF_FREE, free_bytes
 from referee.names import COPY
 from referee.reference.file import ReferenceFile
 from referee.reference.first_forward import check_state, run_first_forward
-from referee.reference.float64 import run_in_float64, run_in_tf32, why_no_float64
+from referee.reference.float64 import find_float64_obstacle, run_in_float64, run_in_tf32
 from referee.reference.input_source import InputSource, draw_first
 from referee.reference.random_values import new_seed
 from referee.reference.tf32 import operators_in_tf32
@@ -51,8 +51,9 @@ class Problem:
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
         nesting, operators, terms, may_share_memory: see `first_forward.FirstForward`.
-        why_no_float64: why results are compared with eager's alone, or "".
-        why_no_float64_in_steps: the same for training steps; the first comparison of gradients
+        float64_obstacle: why results are compared with eager's alone, in words; None if they are
+            compared with float64's.
+        float64_obstacle_in_steps: the same for training steps; the first comparison of gradients
             sets it.
 
     `name`, `file` and `device` are attributes, too. A subclass may replace the class's attributes.
@@ -83,7 +84,7 @@ class Problem:
         self.file = file
         self.device = _with_index(device)
         self.setting = ""
-        self.why_no_float64_in_steps = ""
+        self.float64_obstacle_in_steps: str | None = None
         self.arguments = file.arguments()
         file.call_or_refuse("pickling its arguments", lambda: pack(self.arguments))
         module = self.construct(new_seed())
@@ -105,9 +106,9 @@ class Problem:
         if list(module.parameters()):
             self.copy(module)  # the grading needs copies; this raises if none can be made
         self._check_room()
-        self.why_no_float64 = ""
+        self.float64_obstacle: str | None = None
         if not file.covers_all_values:
-            self.why_no_float64 = why_no_float64(file, module, inputs)
+            self.float64_obstacle = find_float64_obstacle(file, module, inputs)
 
     # ----------------------------------------------------------------- the reference and its inputs
 
@@ -156,13 +157,18 @@ class Problem:
         Returns:
             The outputs, the gradients of the inputs, and the gradients of the parameters; None for
             a gradient that does not exist.
+
+        Raises:
+            BadReferenceError: the recorded forward raises, or its backward.
         """
         arguments = with_gradient_leaves(inputs)
         with torch.enable_grad():
-            _, outputs = flatten(module(*arguments))
+            _, outputs = self.file.call_or_refuse("forward", lambda: flatten(module(*arguments)))
             state = module.state_dict(keep_vars=True)
             sources = sources_of(arguments, [state[name] for name in parameters])
-            gradients = differentiate(outputs, sources, output_gradients)
+            gradients = self.file.call_or_refuse(
+                "backward", lambda: differentiate(outputs, sources, output_gradients)
+            )
         return [*map(as_plain_tensor, outputs), *gradients]
 
     # ------------------------------------------------------------------- for a subclass to override
@@ -170,7 +176,7 @@ class Problem:
     def reference_tensors(self, module: nn.Module, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results of a forward, each with its error budget."""
         eager_results = self.run(module, inputs)
-        if self.why_no_float64:
+        if self.float64_obstacle:
             return [ReferenceTensor(eager, None, self.terms) for eager in eager_results]
         exact_results = run_in_float64(self.file, module, inputs)
         tf32_results: list[torch.Tensor | None] = [None] * len(eager_results)

@@ -7,6 +7,7 @@ import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import is_differentiable
+from referee.reference.file import BadReferenceError, NoRoomError
 from referee.reference.float64 import (
     NO_FLOAT64,
     NO_ROOM_FOR_FLOAT64,
@@ -16,9 +17,6 @@ from referee.reference.float64 import (
 from referee.reference.problem import Problem
 from referee.reference.random_values import draw_into
 from referee.reference.tf32 import RoundedOperands
-
-# The exceptions that torch raises where a module has no backward.
-NO_BACKWARD = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 
 class StepArguments(NamedTuple):
@@ -48,12 +46,12 @@ class ReferenceStep(NamedTuple):
     Attributes:
         tensors: results, then gradients, each with its error budget; None for a gradient that does
             not exist.
-        why_no_float64: why the budgets do not follow from a step in float64; "" if they do, or
-            need none.
+        float64_obstacle: why the budgets do not follow from a step in float64; None if they do,
+            or need none.
     """
 
     tensors: list[ReferenceTensor | None]
-    why_no_float64: str
+    float64_obstacle: str | None
 
 
 class Float64Step(NamedTuple):
@@ -62,13 +60,13 @@ class Float64Step(NamedTuple):
     Attributes:
         exact: results and gradients in float64; None if there are none.
         in_tf32: the same with operands rounded to TF32; None where TF32 is not allowed.
-        why_none: why there are none; "" if there are some, if none are needed, or if forwards have
-            none either.
+        obstacle: why there are none; None if there are some, if none are needed, or if forwards
+            have none either.
     """
 
-    exact: list | None
-    in_tf32: list | None
-    why_none: str
+    exact: list | None = None
+    in_tf32: list | None = None
+    obstacle: str | None = None
 
 
 def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -102,17 +100,17 @@ def reference_step(problem: Problem, step: StepArguments) -> ReferenceStep | Non
         if problem.gives_memory_back:
             tensor.forget_exact()
         tensors.append(tensor)
-    return ReferenceStep(tensors, in_float64.why_none)
+    return ReferenceStep(tensors, in_float64.obstacle)
 
 
 def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:
     """Run a training step in float64, where the problem needs it and it is possible."""
-    # The reason `problem.why_no_float64` is not repeated for steps: it is noted for forwards.
-    if problem.why_no_float64 or problem.why_no_float64_in_steps or not problem.needs_float64:
-        return Float64Step(None, None, problem.why_no_float64_in_steps)
+    # The reason `problem.float64_obstacle` is not repeated for steps: it is noted for forwards.
+    if problem.float64_obstacle or problem.float64_obstacle_in_steps or not problem.needs_float64:
+        return Float64Step(obstacle=problem.float64_obstacle_in_steps)
 
     def run() -> list:
-        wide_module = module_in_float64(step.module)
+        wide_module = problem.file.call_or_refuse("float64", lambda: module_in_float64(step.module))
         wide_gradients = [g.double() for g in step.output_gradients]
         wide_inputs = inputs_in_float64(step.inputs)
         return problem.run_step(wide_module, wide_inputs, wide_gradients, step.parameters)
@@ -120,25 +118,28 @@ def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:
     try:
         exact = step_or_none(run)
         if exact is None:
-            return Float64Step(None, None, NO_FLOAT64)
+            return Float64Step(obstacle=NO_FLOAT64)
         operators = problem.operators_in_tf32()
         if not operators:
-            return Float64Step(exact, None, "")
+            return Float64Step(exact)
         with RoundedOperands(operators):
-            return Float64Step(exact, step_or_none(run), "")
-    except torch.OutOfMemoryError:
-        return Float64Step(None, None, NO_ROOM_FOR_FLOAT64)
+            return Float64Step(exact, in_tf32=step_or_none(run))
+    except (NoRoomError, torch.OutOfMemoryError):
+        return Float64Step(obstacle=NO_ROOM_FOR_FLOAT64)
 
 
 def step_or_none(run: Callable[[], list]) -> list | None:
     """Return the results of a training step of the reference; None if it has no backward.
 
+    It has none if the reference's own code raises when autograd records it. An exception of the
+    referee's code goes on: it must not pass for a missing backward.
+
     Raises:
-        torch.OutOfMemoryError: there may be a backward, but there is no memory for it.
+        NoRoomError, torch.OutOfMemoryError: there may be a backward, but no memory for it.
     """
     try:
         return run()
-    except torch.OutOfMemoryError:  # which is a RuntimeError
+    except NoRoomError:  # which is a BadReferenceError
         raise
-    except NO_BACKWARD:
+    except BadReferenceError:
         return None

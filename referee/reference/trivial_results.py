@@ -15,7 +15,7 @@ class _TriedResult:
     """One of the reference's results, for the inputs that were tried so far.
 
     Args:
-        tensor: the result for the first inputs, with its error budget; its values are freed.
+        tensor: the result for the first inputs, with its error budget.
         copy_candidates: the indices of those inputs of which the result may be a copy.
 
     Attributes:
@@ -26,13 +26,12 @@ class _TriedResult:
     """
 
     def __init__(self, tensor: ReferenceTensor, copy_candidates: list[int]) -> None:
-        self.numel = tensor.numel
+        self.numel = tensor.requirements.numel
         self.copied_inputs = set(copy_candidates)
         self.is_constant = True
         self.is_equal = True
         self._first = tensor.eager
-        self._other_draws = tensor.other_draws
-        tensor.forget()  # only the budget is needed
+        self._other_draws = tensor.requirements.other_draws
 
     @property
     def is_trivial(self) -> bool:
@@ -63,9 +62,11 @@ def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:
         kinds: the kinds of unusual inputs that are tried besides usual ones; see `unusual_inputs`.
     """
     module = problem.construct(new_seed())
-    first_results = problem.reference_tensors(module, problem.draw())
     copy_candidates = problem.input_source.tensor_indices
-    tried_results = [_TriedResult(tensor, copy_candidates) for tensor in first_results]
+    tried_results = [
+        _TriedResult(tensor, copy_candidates)
+        for tensor in problem.reference_tensors(module, problem.draw())
+    ]
     usual_kinds = [""] * USUAL_DRAWS
     for kind in (*usual_kinds, *kinds):
         inputs = unusual_inputs(problem, kind, problem.draw()) if kind else problem.draw()

@@ -52,6 +52,9 @@ def summary(all_records: list[dict]) -> str:
     cells = [[printable(str(row[column])) for column in PRINTED_COLUMNS] for row in rows]
     lines = [tables.table([list(PRINTED_COLUMNS), *cells]), LEGEND]
     lines += tables.explain_noise(tables.words_of_forwards(all_records))
+    count_without_walls = len([record for record in all_records if record.get("walls") is False])
+    if count_without_walls:
+        lines.append(f"{count_without_walls} of {len(all_records)} files had no walls")
     graded = [record for record in all_records if record["verdict"] != NOT_GRADED]
     if graded:
         lines.append(graded_files.scores(graded))

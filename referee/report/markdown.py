@@ -4,7 +4,7 @@ from referee.messages import printable
 from referee.report import machine_and_versions
 from referee.report.graded_files import counted_ratio
 from referee.report.tables import forward_rounds, forward_row, milliseconds, step_row
-from referee.words import CORRECT
+from referee.words import CORRECT, TIE, TOO_NOISY
 
 
 def as_markdown(content: dict) -> str:
@@ -13,7 +13,8 @@ def as_markdown(content: dict) -> str:
     Args:
         content: of the JSON file, see `records.document`.
     """
-    origin = f"{machine_and_versions(content['environment'])}; `{content['command']}`"
+    command = printable(content["command"])
+    origin = f"{machine_and_versions(content['environment'])}; `{command}`"
     state = "" if content["complete"] else " Interrupted: not all of it was measured."
     if content["kind"] == "grading":
         rows = _grading_rows(content["records"])
@@ -47,10 +48,24 @@ def comparison_rows(records: list[dict]) -> list[list[str]]:
         for run in record["runs"]:
             setting = f", `{run['setting']}`" if run["setting"] else ""
             ours, eager = forward_row(run, "solution"), forward_row(run, "eager")
-            ratio = f"**{ours['ratio']:.3f}** ({_range(run)})"
-            step = f"{step_row(run, 'solution')['ratio']:.3f}" if run["step"] else ""
-            rows.append([label + setting, milliseconds(ours), milliseconds(eager), ratio, step])
+            ratio = f"**{ours['ratio']:.3f}** ({_range(run)}){note_if_no_gain(run['time'])}"
+            rows.append(
+                [label + setting, milliseconds(ours), milliseconds(eager), ratio, _step_cell(run)]
+            )
     return rows
+
+
+def _step_cell(run: dict) -> str:
+    """Return the ratio of a training step, and "a tie" or "too noisy"; "" if none was timed."""
+    if not run["step"]:
+        return ""
+    ours = step_row(run, "solution")
+    return f"{ours['ratio']:.3f}{note_if_no_gain(ours['time'])}"
+
+
+def note_if_no_gain(time: str) -> str:
+    """Return a note for a ratio that is no gain and no loss: ", a tie" or ", too noisy"."""
+    return f", {time}" if time in (TIE, TOO_NOISY) else ""
 
 
 def _grading_rows(records: list[dict]) -> list[list[str]]:

@@ -25,6 +25,13 @@ def headline(environment: dict, device: object, why_no_gpu: str) -> str:
     return f"{device}: {machine(environment)}{why_no_gpu}; torch {environment['torch']}, {cuda}"
 
 
+def walls_in_words(has_walls: bool | None) -> str:
+    """Return "; walls", "; no walls", or "" where no solution was started, for a headline."""
+    if has_walls is None:
+        return ""
+    return "; walls" if has_walls else "; no walls"
+
+
 def table(rows: list[list[str]]) -> str:
     """Return rows as aligned columns: the first to the left, all others to the right."""
     columns = zip(*rows, strict=True)

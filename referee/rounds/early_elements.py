@@ -9,7 +9,7 @@ import torch
 
 from referee.bench import Bench
 from referee.contestants.contestant import Contestant
-from referee.contestants.described_results import ResultPlace
+from referee.contestants.descriptions import ResultIndex
 from referee.contestants.reading import (
     MAX_NUMBER,
     BadDescriptionError,
@@ -58,7 +58,7 @@ class EarlyElements:
         self._bench = bench
         self._is_on_gpu = bench.problem.device.type == "cuda"
         self._reader = contestant.reader
-        self._elements: dict[ResultPlace, _Elements] = {}
+        self._elements: dict[ResultIndex, _Elements] = {}
 
     def read(self, reply: dict) -> None:
         """Read some elements of one result of each call, chosen at random."""
@@ -85,7 +85,7 @@ class EarlyElements:
         # A view of the memory from the first element on: `reshape` might copy the whole tensor.
         flat = as_indexable(copy.as_strided((max(offsets) + 1,), (1,)))
         values = flat[torch.tensor(offsets, device=copy.device)].cpu()
-        self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)
+        self._elements[ResultIndex(call_index, result_index)] = _Elements(indices, values)
 
     def _read_in_place(self, call_index: int, descriptions: list[dict], count: int) -> None:
         """Read some elements of one of a call's results in the process's memory."""
@@ -96,18 +96,19 @@ class EarlyElements:
         size = math.prod(validated(descriptions[result_index])["shape"])
         if 0 < size < MAX_NUMBER:
             indices = torch.randint(size, (count,))
-            values = self._reader.elements(descriptions[result_index], indices).cpu()
-            self._elements[ResultPlace(call_index, result_index)] = _Elements(indices, values)
+            values = self._reader.read_elements(descriptions[result_index], indices).cpu()
+            self._elements[ResultIndex(call_index, result_index)] = _Elements(indices, values)
 
-    def differs(self, place: ResultPlace, whole: torch.Tensor) -> bool:
+    def differs(self, index: ResultIndex, late_result: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
 
         Args:
-            place: the result's place in the reply.
-            whole: the result as it was read after the clock had stopped.
+            index: the result's index in the reply.
+            late_result: the result as it was read after the clock had stopped.
         """
-        early = self._elements.get(place)
+        early = self._elements.get(index)
         if early is None:
             return False
-        late_values = as_indexable(whole).reshape(-1)[early.indices.to(whole.device)].cpu()
+        flat = as_indexable(late_result).reshape(-1)
+        late_values = flat[early.indices.to(flat.device)].cpu()
         return not torch.equal(late_values.view(torch.uint8), early.values.view(torch.uint8))

@@ -27,13 +27,13 @@ class RoundSamples:
 
     Attributes:
         by_name: each timed call's samples in the timed rounds.
-        empties: samples of empty requests; those before the timed rounds count, too.
+        empty_samples: samples of empty requests; those before the timed rounds count, too.
     """
 
     def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
         self._names = names
         self.by_name: dict[str, list[Sample]] = {timed_call.name: [] for timed_call in timed_calls}
-        self.empties: list[Sample] = []
+        self.empty_samples: list[Sample] = []
 
     def add(self, samples: dict[str, Sample]) -> None:
         """Add the samples of a timed round, by the timed calls' names."""
@@ -42,15 +42,15 @@ class RoundSamples:
 
     def overhead(self) -> Overhead:
         """Return the overhead of a request, as eager's and the empty requests tell it."""
-        eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
-        return measure_overhead(self.empties, eagers)
+        eager_samples = self.by_name[self._names.eager] + self.by_name[self._names.control]
+        return measure_overhead(self.empty_samples, eager_samples)
 
     def lateness(self) -> float:
         """Return the largest lateness of eager's requests but for one in ten; 1 without a round."""
-        eagers = self.by_name[self._names.eager] + self.by_name[self._names.control]
-        if not eagers:
+        eager_samples = self.by_name[self._names.eager] + self.by_name[self._names.control]
+        if not eager_samples:
             return 1.0
-        _, largest = p10_and_p90([sample.lateness for sample in eagers])
+        _, largest = p10_and_p90([sample.lateness for sample in eager_samples])
         return largest
 
 
@@ -92,8 +92,8 @@ def _clock_note(names: Names, device: str, samples: RoundSamples, waits: float) 
     lateness = samples.lateness()
     if compare_times(eager, control, solution, device, lateness) != FASTER:
         return ""
-    calls = len(solution_samples[0].call_seconds)
-    hideable = overhead.hideable_seconds(calls) + waits / calls
+    call_count = len(solution_samples[0].call_seconds)
+    hideable = overhead.hideable_seconds(call_count) + waits / call_count
     if hideable < HIDDEN_PART * median(solution):
         return ""
     longest = [seconds + hideable for seconds in solution]

@@ -37,13 +37,13 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
         NotCorrectError: the solution has slowed eager, or eager's times on a GPU are too long for
             another reason.
     """
-    beside = _seconds_beside(grading)
+    seconds_beside = _seconds_beside(grading)
     if not _was_eager_slower(grading, plan, samples):
         return
     alone = median(plan.seconds_alone) * 1e3
-    times = f"{median(beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
+    times = f"{median(seconds_beside) * 1e3:.3f} ms beside it, {alone:.3f} ms before it started"
     has_slowed_eager = f"it has slowed eager: {times}"
-    if _is_new_process_faster(grading.bench, plan.calls):
+    if _is_new_process_faster(grading.bench, plan.call_count):
         raise NotCorrectError(ERROR, has_slowed_eager)
     # If a GPU waits for launches, the host is slow, and not the GPU.
     is_host_slow = grading.device.type == "cpu" or samples.lateness() >= LATENESS_OF_IDLE_GPU
@@ -51,7 +51,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
         if HOST_IS_SLOW not in grading.verdict.notes:
             grading.verdict.notes.append(HOST_IS_SLOW)
         return
-    if _is_faster_alone(grading, beside, plan.calls):
+    if _is_faster_alone(grading, seconds_beside, plan.call_count):
         raise NotCorrectError(ERROR, has_slowed_eager)
     raise NotCorrectError(ERROR, GPU_IS_SLOW)
 
@@ -68,29 +68,29 @@ def _was_eager_slower(grading: Grading, plan: Plan, samples: RoundSamples) -> bo
     On a GPU the fast calls of each request must be slower, too. If only other calls are, they were
     launched too late, which the noise of the ratio includes.
     """
-    beside = _seconds_beside(grading)
-    has_enough_times = len(beside) >= 2 * timing.MIN_JUDGED_ROUNDS
-    if not has_enough_times or not _is_slower(beside, plan.seconds_alone):
+    seconds_beside = _seconds_beside(grading)
+    has_enough_times = len(seconds_beside) >= 2 * timing.MIN_JUDGED_ROUNDS
+    if not has_enough_times or not _is_slower(seconds_beside, plan.seconds_alone):
         return False
     is_on_gpu = grading.device.type == "cuda"
     return not is_on_gpu or _is_slower(_fast_calls(grading, samples), plan.seconds_alone)
 
 
-def _is_slower(seconds: list[float], others: list[float]) -> bool:
+def _is_slower(seconds: list[float], other_seconds: list[float]) -> bool:
     """Return whether the 10th percentile of times is slow beside the 90th of other times."""
     fast, _ = timing.p10_and_p90(seconds)
-    _, slow_other = timing.p10_and_p90(others)
+    _, slow_other = timing.p10_and_p90(other_seconds)
     return fast > SLOW * slow_other
 
 
 def _fast_calls(grading: Grading, samples: RoundSamples) -> list[float]:
     """Return the seconds of eager's fast calls in each request, see `Sample.fast_call`."""
     names = grading.problem.names
-    eagers = samples.by_name[names.eager] + samples.by_name[names.control]
-    return [sample.fast_call for sample in eagers]
+    eager_samples = samples.by_name[names.eager] + samples.by_name[names.control]
+    return [sample.fast_call for sample in eager_samples]
 
 
-def _is_new_process_faster(bench: Bench, calls: int) -> bool:
+def _is_new_process_faster(bench: Bench, call_count: int) -> bool:
     """Return whether a new process of eager is faster than the old one in every turn.
 
     If the solution has changed the old process's priority, CPUs or limits, that process stays slow,
@@ -98,7 +98,7 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
 
     Args:
         bench: the bench of the problem; its old processes for eager are replaced by new ones.
-        calls: the number of calls of a request.
+        call_count: the number of calls of a request.
     """
     old_processes = bench.eager.take()
     try:
@@ -106,8 +106,8 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
         flush = make_flush(bench)
         is_old_slower = []
         for _ in range(TURNS):
-            old_seconds = _seconds_of_call(bench, old_processes[0], calls, flush)
-            new_seconds = _seconds_of_call(bench, bench.eager.processes[0], calls, flush)
+            old_seconds = _seconds_of_call(bench, old_processes[0], call_count, flush)
+            new_seconds = _seconds_of_call(bench, bench.eager.processes[0], call_count, flush)
             is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
         for process in old_processes:
@@ -115,26 +115,28 @@ def _is_new_process_faster(bench: Bench, calls: int) -> bool:
     return all(is_old_slower)
 
 
-def _is_faster_alone(grading: Grading, beside: list[float], calls: int) -> bool:
+def _is_faster_alone(grading: Grading, seconds_beside: list[float], call_count: int) -> bool:
     """End the solution's process; return whether eager is faster without it.
 
     Work that the process has queued on a GPU runs on while the process is stopped, and slows eager.
 
     Args:
         grading: the file under grading.
-        beside: eager's seconds beside the solution.
-        calls: the number of calls of a request.
+        seconds_beside: eager's seconds beside the solution.
+        call_count: the number of calls of a request.
     """
     bench = grading.bench
     grading.solution.close()
     flush = make_flush(bench)
-    after = [_seconds_of_call(bench, bench.eager.processes[0], calls, flush) for _ in range(TURNS)]
-    return _is_slower(beside, after)
+    seconds_after = [
+        _seconds_of_call(bench, bench.eager.processes[0], call_count, flush) for _ in range(TURNS)
+    ]
+    return _is_slower(seconds_beside, seconds_after)
 
 
 def _seconds_of_call(
-    bench: Bench, process: EagerProcess, calls: int, flush: Callable[[], None]
+    bench: Bench, process: EagerProcess, call_count: int, flush: Callable[[], None]
 ) -> float:
     """Time one request of eager's; return the mean seconds of a call by the process's clock."""
-    sample = time_and_free(bench, TimedCall("eager", process.contestant, MODULE), calls, flush)
+    sample = time_and_free(bench, TimedCall("eager", process.contestant, MODULE), call_count, flush)
     return sample.mean_call

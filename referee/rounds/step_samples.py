@@ -36,7 +36,7 @@ class StepSamples:
     """
 
     def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
-        self.whole = RoundSamples(names, timed_calls)
+        self.whole_steps = RoundSamples(names, timed_calls)
         # The part of each request that was spent in forwards, by the timed call's name.
         self._parts_of_forwards: dict[str, list[float]] = {
             timed_call.name: [] for timed_call in timed_calls
@@ -44,15 +44,15 @@ class StepSamples:
 
     def add(self, samples: dict[str, StepSample]) -> None:
         """Add the samples of a timed round, by the timed calls' names."""
-        self.whole.add({name: step_sample.sample for name, step_sample in samples.items()})
+        self.whole_steps.add({name: step_sample.sample for name, step_sample in samples.items()})
         for name, step_sample in samples.items():
             self._parts_of_forwards[name].append(step_sample.part_of_forwards)
 
     def set_times(self, step: StepTimings) -> None:
         """Set the times of forwards and backwards in all rounds so far."""
-        overhead = self.whole.overhead()
-        step.forward.lateness = step.backward.lateness = self.whole.lateness()
-        for name, samples in self.whole.by_name.items():
+        overhead = self.whole_steps.overhead()
+        step.forward.lateness = step.backward.lateness = self.whole_steps.lateness()
+        for name, samples in self.whole_steps.by_name.items():
             seconds = overhead.seconds_of_calls(samples)
             wall_seconds = [sample.mean_call_by_referee for sample in samples]
             of_forwards = self._parts_of_forwards[name]
@@ -65,17 +65,17 @@ class StepSamples:
             )
 
 
-def make_step_sample(reply_seconds: object, request_seconds: float, calls: int) -> StepSample:
+def make_step_sample(reply_seconds: object, request_seconds: float, step_count: int) -> StepSample:
     """Return the times of a request.
 
     Args:
         reply_seconds: the seconds in the reply, which may be anything.
         request_seconds: the seconds of the request by the referee's clock.
-        calls: the number of training steps of the request.
+        step_count: the number of training steps of the request.
     """
     halves = reply_seconds if isinstance(reply_seconds, dict) else {}
-    forwards = checked_seconds(halves.get("forward"), calls)
-    backwards = checked_seconds(halves.get("backward"), calls)
+    forwards = checked_seconds(halves.get("forward"), step_count)
+    backwards = checked_seconds(halves.get("backward"), step_count)
     step_seconds = [
         forward + backward for forward, backward in zip(forwards, backwards, strict=True)
     ]

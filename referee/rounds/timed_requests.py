@@ -45,12 +45,12 @@ class TimedRequest(NamedTuple):
     Attributes:
         sample: its times.
         reply: the contestant's reply.
-        early: the elements that were read before the clock stopped.
+        early_elements: the elements that were read before the clock stopped.
     """
 
     sample: Sample
     reply: dict
-    early: EarlyElements
+    early_elements: EarlyElements
 
 
 def plan_of(bench: Bench) -> Plan:
@@ -75,32 +75,36 @@ def _make_plan(bench: Bench) -> Plan:
     bench.eager.start()
     bench.memory.write_inputs([problem.draw()])
     bench.eager.set_precision()
-    calls = _calls_of_a_request(bench, _seconds_of_a_warm_call(bench))
-    bench.memory.write_inputs([problem.draw() for _ in range(calls)])
-    seconds_alone = _time_eager(bench, calls, REQUESTS_ALONE, EMPTY_REQUESTS)
+    call_count = _calls_of_a_request(bench, _seconds_of_a_warm_call(bench))
+    bench.memory.write_inputs([problem.draw() for _ in range(call_count)])
+    seconds_alone = _time_eager(bench, call_count, REQUESTS_ALONE, EMPTY_REQUESTS)
     bench.free_results(bench.eager.processes[0].contestant)
-    return Plan(calls, seconds_alone)
+    return Plan(call_count, seconds_alone)
 
 
 def _seconds_of_a_warm_call(bench: Bench) -> float:
     """Return eager's seconds of a single call after the first one, which may be slow."""
-    seconds = _time_eager(bench, calls=1, requests=2, empty_requests=FIRST_EMPTY_REQUESTS)
+    seconds = _time_eager(
+        bench, call_count=1, request_count=2, empty_request_count=FIRST_EMPTY_REQUESTS
+    )
     return seconds[1]
 
 
-def _time_eager(bench: Bench, calls: int, requests: int, empty_requests: int) -> list[float]:
+def _time_eager(
+    bench: Bench, call_count: int, request_count: int, empty_request_count: int
+) -> list[float]:
     """Return eager's seconds of a call in each of some requests.
 
     Args:
         bench: the bench of the problem, with the inputs of a request written.
-        calls: the number of calls of a request.
-        requests: the number of eager's requests.
-        empty_requests: the number of empty requests before these; they show the overhead.
+        call_count: the number of calls of a request.
+        request_count: the number of eager's requests.
+        empty_request_count: the number of empty requests before these; they show the overhead.
     """
     eager = TimedCall("eager", bench.eager.processes[0].contestant, MODULE)
     flush = make_flush(bench)
-    overhead = measure_overhead(time_empty(bench, calls, flush, empty_requests), [])
-    samples = [time_and_free(bench, eager, calls, flush) for _ in range(requests)]
+    overhead = measure_overhead(time_empty(bench, call_count, flush, empty_request_count), [])
+    samples = [time_and_free(bench, eager, call_count, flush) for _ in range(request_count)]
     return overhead.seconds_of_calls(samples)
 
 
@@ -108,26 +112,26 @@ def _calls_of_a_request(bench: Bench, seconds: float) -> int:
     """Return how many calls a request has, if each takes so many seconds."""
     problem = bench.problem
     device = problem.device.type
-    calls = min(MAX_CALLS, math.ceil(MIN_REQUEST_SECONDS[device] / seconds))
+    call_count = min(MAX_CALLS, math.ceil(MIN_REQUEST_SECONDS[device] / seconds))
     bytes_of_a_call = max(problem.input_bytes + problem.output_bytes, 1)
-    return max(1, min(calls, MAX_TENSOR_BYTES[device] // bytes_of_a_call))
+    return max(1, min(call_count, MAX_TENSOR_BYTES[device] // bytes_of_a_call))
 
 
 def time_and_free(
-    bench: Bench, timed_call: TimedCall, calls: int, flush: Callable[[], None]
+    bench: Bench, timed_call: TimedCall, call_count: int, flush: Callable[[], None]
 ) -> Sample:
     """Time one request, whose results are freed without a comparison."""
-    timed = time_request(bench, timed_call, calls, flush)
+    timed = time_request(bench, timed_call, call_count, flush)
     timed_call.contestant.ask("release")
     return timed.sample
 
 
 def time_empty(
-    bench: Bench, calls: int, flush: Callable[[], None], requests: int = EMPTY_REQUESTS
+    bench: Bench, call_count: int, flush: Callable[[], None], request_count: int = EMPTY_REQUESTS
 ) -> list[Sample]:
     """Time requests whose calls do nothing."""
     nothing = empty_call(bench)
-    return [time_and_free(bench, nothing, calls, flush) for _ in range(requests)]
+    return [time_and_free(bench, nothing, call_count, flush) for _ in range(request_count)]
 
 
 def empty_call(bench: Bench) -> TimedCall:
@@ -155,7 +159,7 @@ def make_flush(bench: Bench) -> Callable[[], None]:
 def time_request(
     bench: Bench,
     timed_call: TimedCall,
-    calls: int,
+    call_count: int,
     flush: Callable[[], None],
     templates: list | None = None,
 ) -> TimedRequest:
@@ -164,7 +168,7 @@ def time_request(
     Args:
         bench: the bench of the problem that is timed.
         timed_call: the call, with the contestant that is asked for it.
-        calls: the number of calls of the request.
+        call_count: the number of calls of the request.
         flush: empties the caches before it.
         templates: tensors with the shapes and dtypes of one call's results. Where results are
             copied within the clock, room for the copies is made from them. None if nobody reads the
@@ -172,25 +176,25 @@ def time_request(
     """
     room = None
     if templates is not None:
-        room = bench.memory.room_for(templates, calls)
+        room = bench.memory.room_for(templates, call_count)
     flush()
     contestant = timed_call.contestant
-    early = EarlyElements(bench, contestant)
+    early_elements = EarlyElements(bench, contestant)
     reply = contestant.ask(
         "run_forwards",
-        early.read,
+        early_elements.read,
         call_name=timed_call.call,
-        inputs=bench.memory.input_locations(calls),
+        inputs=bench.memory.input_locations(call_count),
         outputs=room,
     )
-    call_seconds = checked_seconds(reply["seconds"], calls)
+    call_seconds = checked_seconds(reply["seconds"], call_count)
     backlog = reply.get("backlog")
     if not _is_seconds(backlog):  # as on a CPU, which has none
         backlog = math.inf
-    return TimedRequest(Sample(call_seconds, contestant.seconds, backlog), reply, early)
+    return TimedRequest(Sample(call_seconds, contestant.seconds, backlog), reply, early_elements)
 
 
-def checked_seconds(seconds: object, calls: int) -> list[float]:
+def checked_seconds(seconds: object, call_count: int) -> list[float]:
     """Return the seconds of each call by the process's clock.
 
     If a reply has no such list, or an absurd number in it, the seconds are zeros, and only the
@@ -198,11 +202,11 @@ def checked_seconds(seconds: object, calls: int) -> list[float]:
 
     Args:
         seconds: what the reply has.
-        calls: how many seconds there must be.
+        call_count: how many seconds there must be.
     """
-    is_list = isinstance(seconds, list) and len(seconds) == calls
+    is_list = isinstance(seconds, list) and len(seconds) == call_count
     if not is_list or not all(map(_is_seconds, seconds)):
-        return [0.0] * calls
+        return [0.0] * call_count
     return seconds
 
 

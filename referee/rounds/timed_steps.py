@@ -19,18 +19,18 @@ class TimedSteps(NamedTuple):
     Attributes:
         step_sample: the times of the request.
         reply: the process's reply.
-        early: the elements that were read before the clock stopped.
+        early_elements: the elements that were read before the clock stopped.
     """
 
     step_sample: StepSample
     reply: dict
-    early: EarlyElements
+    early_elements: EarlyElements
 
 
 def time_steps(
     grading: Grading,
     timed_call: TimedCall,
-    calls: int,
+    step_count: int,
     templates: list[torch.Tensor] | None = None,
 ) -> TimedSteps:
     """Time the training steps of one request of a timed call.
@@ -38,7 +38,7 @@ def time_steps(
     Args:
         grading: the file under grading.
         timed_call: the call, with the contestant that is asked for it.
-        calls: the number of training steps of the request.
+        step_count: the number of training steps of the request.
         templates: as for `timed_requests.time_request`.
     """
     bench = grading.bench
@@ -46,21 +46,21 @@ def time_steps(
     parameters = grading.reference.parameter_names()
     if contestant is grading.solution:  # its file may give them other names
         parameters = [grading.state.names[name] for name in parameters]
-    early = EarlyElements(bench, contestant)
+    early_elements = EarlyElements(bench, contestant)
     outputs = None
     if templates is not None:
-        outputs = bench.memory.room_for(templates, calls)
+        outputs = bench.memory.room_for(templates, step_count)
     reply = contestant.ask(
         "run_steps",
-        early.read,
+        early_elements.read,
         call_name=timed_call.call,
-        inputs=bench.memory.input_locations(calls),
-        output_gradients=bench.memory.output_gradient_locations(calls),
+        inputs=bench.memory.input_locations(step_count),
+        output_gradients=bench.memory.output_gradient_locations(step_count),
         parameters=parameters,
         outputs=outputs,
     )
-    step_sample = make_step_sample(reply["seconds"], contestant.seconds, calls)
-    return TimedSteps(step_sample, reply, early)
+    step_sample = make_step_sample(reply["seconds"], contestant.seconds, step_count)
+    return TimedSteps(step_sample, reply, early_elements)
 
 
 def count_kept_bytes(grading: Grading) -> dict[str, int]:

@@ -85,7 +85,7 @@ def write_state_for_all(grading: Grading) -> None:
         process.state.write(values)
 
 
-def fill_with_nan(grading: Grading, calls: int) -> None:
+def fill_with_nan(grading: Grading, call_count: int) -> None:
     """Fill inputs and the solution's parameters with NaN, before its results are read.
 
     `rewrite_inputs` restores the inputs for those who take their turns later. The parameters need
@@ -97,11 +97,11 @@ def fill_with_nan(grading: Grading, calls: int) -> None:
 
     Args:
         grading: the file under grading.
-        calls: how many calls the request had.
+        call_count: how many calls the request had.
     """
     if grading.problem.may_share_memory:
         return
-    for region in grading.bench.memory.inputs[:calls]:
+    for region in grading.bench.memory.inputs[:call_count]:
         region.fill_with_nan()
     grading.state.fill_with_nan()
 

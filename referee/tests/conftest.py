@@ -8,6 +8,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
+from referee.contestants import reading
 from referee.tests.shared_server import share_server
 
 
@@ -27,6 +28,16 @@ def device(request):
 def seed():
     """Give every test the same random numbers, in any order of the tests."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unreadable_processes(monkeypatch):
+    """Play a system that forbids to read another process, so that results are copied."""
+
+    def refuse(*_: int) -> None:
+        raise reading.UnreadableError("Operation not permitted")
+
+    monkeypatch.setattr(reading, "copy_memory", refuse)
 
 
 @pytest.fixture(scope="session")

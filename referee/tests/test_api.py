@@ -1,4 +1,4 @@
-"""The names of the API, and the examples in README and INTERNALS."""
+"""The names of the API, and what README, VERDICTS and INTERNALS say of the code."""
 
 import dataclasses
 import re
@@ -85,6 +85,13 @@ def test_the_readmes_table_has_the_attributes_of_a_result():
     _, table = head.split("| attribute | content |")
     first_cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     assert set(re.findall(r"`(\w+)`", "".join(first_cells))) == names
+
+
+def test_verdicts_lists_all_checks_in_their_order():
+    text = (FOLDER / "VERDICTS.md").read_text()
+    cells = re.findall(r"^\| \d \| (`.+?) \|", text, re.MULTILINE)
+    made = [*checks.CHECKS_ONCE, *checks.CHECKS_PER_SETTING]
+    assert re.findall(r"`(\w+)`", "".join(cells)) == [check.__name__ for check in made]
 
 
 LINEAR = "self.fc = nn.Linear(256, 64, bias=False)"

@@ -70,9 +70,9 @@ AT_RELU = {
         REPLIES,
         "wrong|error",
         # The reply describes memory of the CPU, also on a GPU.
-        "not new memory|sends a reply of its own|output's device is cpu",
+        "not new memory|sends an invalid reply|output's device is cpu",
     ),
-    "junk": error(JUNK, "sends a reply of its own"),
+    "junk": error(JUNK, "sends an invalid reply"),
     "returns_its_input": wrong(module("return x"), "returns (a copy of )?its input"),
     "copies_its_input": wrong(module("return x.clone()"), "returns a copy of its input 0"),
     "in_place": wrong(module("return x.relu_()"), "changes its input|returns its input"),

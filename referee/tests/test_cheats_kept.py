@@ -65,6 +65,33 @@ def test_results_of_another_call_are_wrong(table, device, tmp_path):
     grade(RELU, table, tmp_path, device=device)
 
 
+# Says that CUDA IPC cannot share its results. They must not be copied for that: copies are new
+# memory, though the result itself is not.
+CHOOSES_COPIES = """
+from referee.child import kept_results
+
+tell = kept_results.describe
+kept_results.describe = lambda x: tell(x) | {"handle": None}
+"""
+
+
+def test_a_solution_cannot_choose_that_results_are_copied(device, tmp_path):
+    reason = OVERWRITES if device == "cpu" else "CUDA IPC cannot share its memory"
+    table = {"reuses_its_output": wrong(CHOOSES_COPIES + REUSES, reason)}
+    grade(RELU, table, tmp_path, device=device)
+
+
+@pytest.mark.usefixtures("unreadable_processes")
+def test_memory_that_is_not_new_is_wrong_also_where_results_are_copied(tmp_path):
+    ring_of_four = module(RING.replace("COUNT", "4"), RING_INIT)
+    table = {
+        "reuses_its_output": wrong(REUSES, OVERWRITES),
+        "ring_of_four": wrong(ring_of_four, OVERWRITES),
+        "plain": correct(module("return torch.relu(x)"), "results are copied"),
+    }
+    grade(RELU, table, tmp_path)
+
+
 # -------------------------------------------------------------------- results for old parameters
 #
 # The first forward has the parameters that the constructor drew, and the second one has others.

@@ -8,8 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from referee import grading
-from referee.contestants.reading import UnreadableError
+from referee.contestants.reading import Reader, UnreadableError
 from referee.rounds import timed_requests
 from referee.rounds.early_elements import EarlyElements
 from referee.tests.graded import grade, quick_and_slow
@@ -101,7 +100,7 @@ AT_RELU = {
     "finalizer": wrong(FINALIZER, SEVENS),
     "patched_methods": wrong(PATCHED, SEVENS),
     "thread": wrong(THREAD, SEVENS),
-    "pages": wrong(PAGES, "not in memory when the call has returned"),
+    "pages": wrong(PAGES, "cannot be read when the call has returned"),
     "orphan": wrong(ORPHAN, SEVENS),
     # On a CPU its memory is read, which holds x - 0.5 and no ReLU of it.
     "subclass": wrong(SUBCLASS, "524,288 of 524,288 elements|not a plain tensor"),
@@ -145,12 +144,12 @@ class LateCopies(EarlyElements):
                 if description["shape"] != list(copy.shape):  # an empty call's
                     continue
                 with suppress(UnreadableError):  # eager's memory may be hidden; it copies in time
-                    copy.copy_(self.reader.whole(description))
+                    copy.copy_(self.reader.read_whole(description))
 
 
 @pytest.mark.slow
 def test_copies_that_arrive_after_the_reply_are_wrong(tmp_path, monkeypatch):
-    monkeypatch.setattr(grading, "can_read", lambda *_: False)
+    monkeypatch.setattr(Reader, "can_read", lambda *_: False)
     monkeypatch.setattr(timed_requests, "EarlyElements", LateCopies)
     table = {
         "late": wrong(LATE_COPIES, "not complete when its clock stops"),

@@ -4,6 +4,8 @@ The results and gradients of timed calls are compared, too, and so is the memory
 parameters.
 """
 
+from textwrap import indent
+
 import pytest
 
 from referee.checks import timed_forwards
@@ -129,12 +131,43 @@ offset = x.data_ptr() - start
 return torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=offset).view(x.shape).t()
 """
 ALIASES = SECOND_MAPPING + in_timed_forwards(VIEW, "return x.t().contiguous()")
+# Does so in timed steps.
+STEP_ALIASES = (
+    SECOND_MAPPING
+    + IS_TIMED
+    + f"""
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return view(x) if is_timed() else x.t().contiguous()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.t()
+
+def view(x):
+{indent(VIEW, "    ")}
+"""
+)
+STEP_ALIASES += module("return Own.apply(x) if torch.is_grad_enabled() else x.t().contiguous()")
 
 
 @pytest.mark.slow
 def test_a_view_of_an_input_through_a_second_mapping_is_wrong(tmp_path):
     table = {
         "aliases": wrong(ALIASES, "a timed call was wrong: .* got nan"),
+        "step_aliases": wrong(STEP_ALIASES, "^a timed step's result 0: .* got nan"),
+        "plain": correct(module("return x.t().contiguous()"), "training step"),
+    }
+    grade(TRANSPOSED, table, tmp_path)
+
+
+@pytest.mark.usefixtures("unreadable_processes")
+def test_a_view_of_an_input_is_wrong_also_where_results_are_copied(tmp_path):
+    """A copy of it would be right, for the process copies it before the input is overwritten."""
+    table = {
+        "aliases": wrong(ALIASES, "^a timed call: its result changes with its input"),
+        "step_aliases": wrong(STEP_ALIASES, "^a timed step: its result changes with its input"),
         "plain": correct(module("return x.t().contiguous()"), "training step"),
     }
     grade(TRANSPOSED, table, tmp_path)
@@ -183,9 +216,9 @@ def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path
     time_request = timed_forwards.time_request
     are_whole = []
 
-    def time_and_look(bench, timed_call, calls, *args):
-        are_whole.append(all(region.is_unchanged() for region in bench.memory.inputs[:calls]))
-        return time_request(bench, timed_call, calls, *args)
+    def time_and_look(bench, timed_call, call_count, *args):
+        are_whole.append(all(region.is_unchanged() for region in bench.memory.inputs[:call_count]))
+        return time_request(bench, timed_call, call_count, *args)
 
     monkeypatch.setattr(timed_forwards, "time_request", time_and_look)
     grade(RELU, {"writes_late": correct(WRITES_LATE)}, tmp_path)

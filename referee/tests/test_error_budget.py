@@ -36,7 +36,7 @@ def test_the_budget_is_that_of_the_table_in_verdicts():
         for size in (0.0, 2.0):
             limit = factor * eager.largest + eps * 1.0 + roundings * eps * size
             assert budget.allowed(torch.tensor(size).double()).item() == pytest.approx(limit)
-        assert budget.mean_atol == pytest.approx(factor * eager.mean + roundings * eps * 0.8)
+        assert budget.mean_limit == pytest.approx(factor * eager.mean + roundings * eps * 0.8)
     example = budget_from_errors(exact_product, torch.float32, terms=1)
     assert f"{example.allowed(torch.tensor(2.0).double()).item():.1e}" == "5.2e-06"
 
@@ -71,7 +71,8 @@ def test_the_budget_forbids_lower_precision(product):
     assert accuracy.accuracy_class(found.errors.relative) == "TF32-grade"
     half = (x.bfloat16() @ weight.bfloat16().T).float().view(-1)
     assert accuracy.accuracy_class(output.compare(half).errors.relative) == "bf16-grade"
-    off = output.eager + 0.9 * output.budget.atol  # each within the budget, but not their mean
+    # Each element is within the budget, but not their mean error.
+    off = output.eager + 0.9 * output.requirements.limits.budget.atol
     assert output.compare(off).mistake.startswith("mean error")
 
 
@@ -92,10 +93,10 @@ def test_one_wrong_element_is_found(product, value):
     wrong = output.eager.clone()
     wrong[77] = value
     assert output.compare(wrong).mistake.startswith("1 of 1,200 elements")
-    assert output.other_draws.find_mistake(wrong[70:80], output.eager[70:80]).startswith(
-        "1 of 10 elements"
-    )
-    assert output.other_draws.find_mistake(wrong[:70], output.eager[:70]) is None
+    other_draws = output.requirements.other_draws
+    mistake = other_draws.find_mistake(wrong[70:80], output.eager[70:80])
+    assert mistake.startswith("1 of 10 elements")
+    assert other_draws.find_mistake(wrong[:70], output.eager[:70]) is None
 
 
 def test_nan_infinities_and_integers_must_be_equal():
@@ -115,9 +116,9 @@ def test_a_finite_value_is_wrong_where_another_draw_of_eager_is_infinite(exact, 
     output = ReferenceTensor(torch.tensor([1.0, 2.0]), exact)
     eager = torch.tensor([infinity, 2.0])
     got = torch.tensor([5.0, 2.0])
-    assert output.other_draws.find_mistake(got, eager).startswith("1 of 2 elements")
-    assert output.other_draws.find_wrong(got, eager).tolist() == [True, False]
-    assert output.other_draws.find_mistake(eager, eager) is None
+    assert output.requirements.other_draws.find_mistake(got, eager).startswith("1 of 2 elements")
+    assert output.requirements.other_draws.find_wrong(got, eager).tolist() == [True, False]
+    assert output.requirements.other_draws.find_mistake(eager, eager) is None
 
 
 def errors(got, exact, dtype=torch.float32):

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from referee.program import arguments as arguments_module
 from referee.program import command, folder_workers, folders, fork_server
 from referee.program.pairs import pair
 from referee.report import folder_table
@@ -252,6 +253,14 @@ def test_fast_p_counts_correct_files_that_are_more_than_p_times_as_fast():
     assert "5 of 10 correct; fast_0 0.50; fast_1 0.20; fast_2 0.10; " in text
 
 
+def test_files_that_had_no_walls_are_counted():
+    """Records of an earlier version, which `--out` has kept, need not say it."""
+    without = {**verdict("without"), "walls": False}
+    others = [{**verdict("with"), "walls": True}, {**verdict("not started"), "walls": None}]
+    assert "1 of 4 files had no walls" in folder_table.summary([without, *others, verdict("old")])
+    assert "no walls" not in folder_table.summary(others)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference_text", "name", "message"),
@@ -286,8 +295,20 @@ def test_a_file_of_results_that_cannot_be_written_makes_the_status_1(tmp_path, c
     [(1, False, 2.5), (2, False, 1.25), (8, False, 0.625), (1, True, 16.0), (8, True, 4.0)],
 )
 def test_files_share_the_seconds_of_timing_but_each_gets_a_quarter(count, is_full, seconds):
-    args = SimpleNamespace(solution=["x.py"] * count, full=is_full, trials=None, timeout=None)
+    options = SimpleNamespace(full=is_full, trials=None, timeout=None)
+    args = SimpleNamespace(reference=Path("x.py"), solution=["x.py"] * count, **vars(options))
     assert command.make_options(args).rounds.cpu_seconds == seconds
+
+
+def test_files_of_two_folders_share_no_seconds(problems, tmp_path):
+    folders_of_solutions = [
+        make(tmp_path / name, {"19_ReLU.py": PLAIN}) for name in ("first", "second")
+    ]
+    arguments = [str(problems), *map(str, folders_of_solutions)]
+    args = arguments_module.make_parser().parse_args(arguments)
+    assert command.make_options(args).rounds.cpu_seconds == 2.5
+    [task] = folders.find_work(args).tasks
+    assert [file.path.parent.name for file in task.solutions] == ["first", "second"]
 
 
 def relu_of(width: int) -> str:

@@ -6,8 +6,6 @@ those of TRUSTING rely on what README.md promises to a solution.
 
 import pytest
 
-from referee.contestants import reading
-from referee.contestants.reading import UnreadableError
 from referee.tests.graded import grade, quick_and_slow
 from referee.tests.texts import correct, module, own_linear_relu, reference, wrong
 
@@ -142,18 +140,13 @@ def test_honest_files_are_correct(table, device, tmp_path):
 
 
 @pytest.mark.slow
-def test_results_that_cannot_be_read_in_place_are_copied(tmp_path, monkeypatch):
-    """The test plays a system that forbids to read another process."""
-
-    def refuse(*_: int) -> None:
-        raise UnreadableError("Operation not permitted")
-
-    monkeypatch.setattr(reading, "copy_memory", refuse)
+@pytest.mark.usefixtures("unreadable_processes")
+def test_results_that_cannot_be_read_in_place_are_copied(tmp_path):
     first_row = module("return torch.relu(self.fc(x[:1].expand(x.shape))) / 3.0", FC)
     half = own_linear_relu("gradients[1] = gradients[1] / 2")
     half += module("return Own.apply(x, self.fc.weight, self.fc.bias) / 3.0", FC)
     table = {
-        "plain": correct(PLAIN, "training step"),
+        "plain": correct(PLAIN, "results are copied .* training step"),
         "other names": correct(OTHER_NAMES, "training step"),
         "first row": wrong(first_row, r"the first at \[1, "),
         "half a gradient": wrong(half, "gradient of fc.weight"),

@@ -1,5 +1,7 @@
 """Imports inside the package go one way: from a part to the parts that are listed below it.
 
+In contestants/ and child/, the modules have such an order, too.
+
 Nothing in the package, its tests included, imports anything of the project around it.
 """
 
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import referee
+from referee import child, contestants
 
 PACKAGE = Path(referee.__file__).parent
 # `referee/__init__` describes each part in a paragraph that begins with its name: "checks/: ...".
@@ -48,6 +51,19 @@ def test_a_part_imports_only_parts_below_it(file):
     for module in imported_modules(file):
         is_below = PARTS.index(part_of(module)) >= PARTS.index(part)
         assert is_below, f"{part} imports {module}, which is above it in referee/__init__.py"
+
+
+@pytest.mark.parametrize("package", [contestants, child], ids=lambda package: package.__name__)
+def test_a_module_imports_only_modules_that_are_listed_below_it(package):
+    first_list, *_ = re.findall(r"(?:^    .+\n)+", package.__doc__, re.MULTILINE)
+    modules = re.findall(r"^    (\w+)", first_list, re.MULTILINE)
+    folder = Path(package.__file__).parent
+    assert sorted(modules) == sorted({file.stem for file in folder.glob("*.py")} - {"__init__"})
+    for position, module in enumerate(modules):
+        imported = imported_modules(folder / f"{module}.py")
+        for above in modules[:position]:
+            name = f"{package.__name__}.{above}"
+            assert not any(other == name or other.startswith(f"{name}.") for other in imported)
 
 
 def test_no_file_imports_anything_of_the_project_around_the_package():

@@ -20,8 +20,8 @@ def with_flips(count: int, start: int = 0) -> torch.Tensor:
     return flipped
 
 
-# A row: eager's largest error, mean error and root mean square error, mean_atol of the budget,
-# and mean_atol in another draw.
+# A row: eager's largest error, mean error and root mean square error, mean_limit of the budget,
+# and mean_limit in another draw.
 MEAN_SLACKS = {
     "exact": (0.0, 0.0, 0.0, 0.1, 0.1),
     "roundings": (1.0, 0.25, 0.3, 8.0, 8.25),
@@ -32,16 +32,16 @@ MEAN_SLACKS = {
 
 
 @pytest.mark.parametrize("row", MEAN_SLACKS.values(), ids=MEAN_SLACKS)
-def test_the_mean_atol_in_another_draw_follows_from_eagers_errors(row):
-    largest, mean, root_mean_square_error, mean_atol, expected = row
+def test_the_mean_limit_in_another_draw_follows_from_eagers_errors(row):
+    largest, mean, root_mean_square_error, mean_limit, expected = row
     eager = Errors(
         largest=largest, mean=mean, relative=root_mean_square_error / 3, root_mean_square=3.0
     )
-    budget = Budget(atol=4 * largest, mean_atol=mean_atol)
+    budget = Budget(atol=4 * largest, mean_limit=mean_limit)
     free = FREE_ELEMENTS * budget.atol
     for count in (1, 10, COUNT):
         found = budget.of_distance_from_eager(eager, count)
-        assert found.mean_atol == pytest.approx(expected + free / count)
+        assert found.mean_limit == pytest.approx(expected + free / count)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -52,7 +52,7 @@ def test_the_mean_of_few_elements_is_not_narrower_than_their_own_limits(dtype):
         output = ReferenceTensor(eager, eager.double())
         eps = torch.finfo(dtype).eps
         got = eager + eps * (9 if dtype == torch.float32 else 2)
-        assert output.other_draws.find_mistake(got, eager) is None
+        assert output.requirements.other_draws.find_mistake(got, eager) is None
 
 
 # How many signs eager flips in the draw that sets the budget, how many a solution in another draw,
@@ -63,27 +63,28 @@ FLIPS = [(1, 1, True), (1, 60, True), (1, 100, False), (10, 600, True), (10, 800
 @pytest.mark.parametrize(("eagers", "solutions", "is_right"), FLIPS)
 def test_few_flips_of_signs_are_right_and_many_are_wrong(eagers, solutions, is_right):
     output = ReferenceTensor(with_flips(eagers), SIGNS.double())
-    mistake = output.other_draws.find_mistake(with_flips(solutions, start=COUNT // 2), SIGNS)
+    got = with_flips(solutions, start=COUNT // 2)
+    mistake = output.requirements.other_draws.find_mistake(got, SIGNS)
     assert (mistake is None) == is_right
     assert is_right or mistake.startswith("mean error")
 
 
 def test_zeros_are_wrong_though_each_element_may_be_off_by_its_size():
     output = ReferenceTensor(with_flips(1), SIGNS.double())
-    assert not output.other_draws.find_wrong(torch.zeros(COUNT), SIGNS).any()
-    words = output.other_draws.find_mistake(torch.zeros(COUNT), SIGNS)
+    assert not output.requirements.other_draws.find_wrong(torch.zeros(COUNT), SIGNS).any()
+    words = output.requirements.other_draws.find_mistake(torch.zeros(COUNT), SIGNS)
     assert words == "mean error 0.5; eager's own error allows 0.0081"
-    assert not output.other_draws.allows(torch.zeros(COUNT), SIGNS)
+    assert not output.requirements.other_draws.allows(torch.zeros(COUNT), SIGNS)
 
 
 def test_few_large_quotients_do_not_excuse_the_others():
     x = torch.linspace(1e-6, 1, COUNT)
     output = ReferenceTensor(1 / x, 1 / x.double())
     other = x.flip(0)
-    assert output.other_draws.find_mistake(1 / other, 1 / other) is None
+    assert output.requirements.other_draws.find_mistake(1 / other, 1 / other) is None
     crude = 1 / other * (1 + 1e-2 * (other > 0.2))
-    assert not output.other_draws.find_wrong(crude, 1 / other).any()
-    assert output.other_draws.find_mistake(crude, 1 / other).startswith("mean error")
+    assert not output.requirements.other_draws.find_wrong(crude, 1 / other).any()
+    assert output.requirements.other_draws.find_mistake(crude, 1 / other).startswith("mean error")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -99,17 +100,17 @@ def test_whoever_is_within_the_budget_is_right_in_other_draws(dtype, growth):
 
     output = ReferenceTensor(*draw(1.0))
     eager, exact = draw(growth)
-    most = 0.99 * ReferenceTensor(eager, exact).budget.mean_atol
+    most = 0.99 * ReferenceTensor(eager, exact).requirements.limits.budget.mean_limit
     got = (exact + most).to(dtype)
-    assert output.other_draws.find_mistake(got, eager) is None
-    far = 3 * max(growth, 1.0) * output.other_draws.budget.mean_atol
-    assert output.other_draws.find_mistake((exact + far).to(dtype), eager)
+    assert output.requirements.other_draws.find_mistake(got, eager) is None
+    far = 3 * max(growth, 1.0) * output.requirements.other_draws.budget.mean_limit
+    assert output.requirements.other_draws.find_mistake((exact + far).to(dtype), eager)
 
 
-def test_gradients_have_no_mean_atol_but_results_have():
+def test_gradients_have_no_mean_limit_but_results_have():
     for kind, is_wrong in ((Kind.RESULT, True), (Kind.INPUT_GRADIENT, False)):
         quantity = Quantity(kind.value, kind)
-        quantity.reference_tensor = ReferenceTensor(with_flips(1), SIGNS.double())
+        quantity.begin_step(ReferenceTensor(with_flips(1), SIGNS.double()))
         quantity.compare_timed(torch.zeros(COUNT), SIGNS)
         assert quantity.is_wrong_in_one_step == is_wrong
 
@@ -118,11 +119,11 @@ def test_a_limit_of_each_element_also_limits_the_mean():
     """Eager is exact. The limit of the elements allows a larger mean error than the budget."""
     limit = torch.full((COUNT,), 0.25)
     output = ReferenceTensor(SIGNS, SIGNS.double(), element_limits=limit)
-    assert output.budget.mean_atol < 1e-5
-    assert output.other_draws.budget.mean_atol == pytest.approx(0.25)
+    assert output.requirements.limits.budget.mean_limit < 1e-5
+    assert output.requirements.other_draws.budget.mean_limit == pytest.approx(0.25)
 
 
 def test_without_float64_the_mean_is_not_limited():
     output = ReferenceTensor(SIGNS, None)
-    assert output.other_draws.find_mistake(SIGNS + 1e-4, SIGNS) is None
-    assert output.other_draws.find_mistake(SIGNS[:0], SIGNS[:0]) is None
+    assert output.requirements.other_draws.find_mistake(SIGNS + 1e-4, SIGNS) is None
+    assert output.requirements.other_draws.find_mistake(SIGNS[:0], SIGNS[:0]) is None

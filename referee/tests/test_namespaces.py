@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from referee import records
-from referee.contestants import cuda_walls, namespaces, prctl, processes
+from referee import engine, records
+from referee.contestants import namespaces, prctl, processes, wall_trial
 from referee.engine import Engine, read_files, referee_at_work
 from referee.grading import Options
+from referee.program import command
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.counters import Counter, until
@@ -209,17 +210,17 @@ def test_without_namespaces_there_are_no_walls(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cuda:99", "no_device"])
 def test_the_trial_names_a_device_that_is_not_there(name, monkeypatch, capsys):
-    """The trial is the program `cuda_walls`: it tries whether a device allows walls."""
-    monkeypatch.setattr("sys.argv", ["cuda_walls", name])
-    assert cuda_walls.main() == 2
+    """The trial is the program `wall_trial`: it tries whether a device allows walls."""
+    monkeypatch.setattr("sys.argv", ["wall_trial", name])
+    assert wall_trial.main() == 2
     [line] = capsys.readouterr().err.splitlines()
     assert name in line
 
 
 @pytest.mark.slow
 def test_the_trial_on_a_cpu_finds_walls(walls, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["cuda_walls", "cpu"])
-    assert cuda_walls.main() == 0
+    monkeypatch.setattr("sys.argv", ["wall_trial", "cpu"])
+    assert wall_trial.main() == 0
     assert capsys.readouterr().out == "cpu: walls\n"
 
 
@@ -285,3 +286,24 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
         finally:
             engine.close()
     check(table, record_of)
+
+
+@pytest.mark.parametrize("has_walls", [True, False])
+def test_the_headline_says_whether_there_are_walls(has_walls, walls, tmp_path, monkeypatch, capsys):
+    server = engine.Server
+
+    def make_server(*arguments):
+        made = server(*arguments)
+        made.gives_walls = has_walls
+        return made
+
+    monkeypatch.setattr(engine, "Server", make_server)
+    for name, text in (
+        ("problem.py", reference("return torch.relu(x)", "[torch.rand(8, 64)]")),
+        ("solution.py", module("return torch.relu(x)")),
+    ):
+        (tmp_path / name).write_text(IMPORTS + text)
+    files = [str(tmp_path / "problem.py"), str(tmp_path / "solution.py")]
+    assert command.main([*files, "--device", "cpu", "--trials", "1"]) == 0
+    headline, *_ = capsys.readouterr().out.splitlines()
+    assert headline.endswith("float32; walls" if has_walls else "float32; no walls")

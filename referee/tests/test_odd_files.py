@@ -13,6 +13,7 @@ from referee.contestants.errors import EndedError
 from referee.contestants.server import PACKAGE
 from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
+from referee.report import graded_files
 from referee.rounds.timed_requests import checked_seconds
 from referee.tests.graded import grade
 from referee.tests.texts import IMPORTS, correct, error, module, reference, wrong
@@ -57,6 +58,14 @@ main._describe = lambda error, file: "text"
 """
 
 
+# Says that autograd keeps %s bytes for the backward.
+KEPT_BYTES = """
+from referee.child.request_handler import RequestHandler
+
+RequestHandler.count_saved_bytes = lambda self, inputs: {"bytes": %s}
+"""
+
+
 def forged(part: str) -> str:
     """Return the text of a file that replaces this part of its replies."""
     return FORGED % part + PLAIN
@@ -64,19 +73,31 @@ def forged(part: str) -> str:
 
 def test_forged_replies_are_errors(tmp_path):
     table = {
-        "calls_are_a_number": error(forged('"returned": 5'), "reply of its own"),
-        "no_calls": error(forged('"returned": []'), "reply of its own"),
-        "a_call_is_a_text": error(forged('"returned": ["x"]'), "reply of its own"),
-        "results_are_a_number": error(forged('"returned": [{"results": 1}]'), "reply of its own"),
-        "a_result_is_a_text": error(
-            forged('"returned": [{"nesting": "*", "results": ["x"]}]'), "reply of its own"
+        "calls_are_a_number": error(forged('"returned": 5'), '"returned" is no list'),
+        "no_calls": error(forged('"returned": []'), "of 0 calls, expected 1"),
+        "a_call_is_a_text": error(forged('"returned": ["x"]'), '"returned" is no list'),
+        "results_are_a_number": error(
+            forged('"returned": [{"results": 1}]'), '"results" of a call are no list'
         ),
-        "raised_is_a_text": error(RAISED + module("raise ValueError"), "reply of its own"),
+        "a_result_is_a_text": error(
+            forged('"returned": [{"nesting": "*", "results": ["x"]}]'),
+            '"results" of a call are no list',
+        ),
+        "raised_is_a_text": error(RAISED + module("raise ValueError"), '"raised" is no dictionary'),
         "far_strides": wrong(STRIDES % 46 + PLAIN, "spans .* bytes, more than there is memory"),
         "long_strides": wrong(STRIDES % 41 + PLAIN, "spans .* bytes, more than there is memory"),
         "correct": correct(PLAIN),
     }
     grade(RELU, table, tmp_path, trials=1)
+
+
+@pytest.mark.parametrize("number", ["'x'", "True", "-1", "1.5", "1 << 48", "[8]"])
+def test_kept_bytes_that_are_no_number_of_bytes_are_not_reported(number, tmp_path):
+    table = {"forges": correct(KEPT_BYTES.replace("%s", number) + PLAIN, "training step")}
+    [record] = grade(RELU, table, tmp_path, trials=1).values()
+    [run] = record["runs"]
+    assert run["step"]["kept_bytes"].keys() == {"eager"}
+    assert "keeps" not in graded_files.describe(record)
 
 
 def test_forged_addresses_of_parameters_change_nothing(tmp_path):
@@ -141,6 +162,20 @@ def test_crashes_are_named_by_signal_or_by_number():
         "crashes (signal 40) while importing",
     )
     assert "SIGSEGV" in outcome(EndedError(-signal.SIGSEGV, ""), "importing")[1]
+    assert outcome(EndedError(-signal.SIGKILL, ""), "importing") == (
+        ERROR,
+        "is killed (SIGKILL, perhaps because memory was short) while importing",
+    )
+
+
+REFUSES = "assert x.min() >= 0\nreturn torch.relu(x)"
+
+
+def test_inputs_that_a_file_refuses_are_no_case(tmp_path):
+    table = {"refuses": correct(module(REFUSES)), "plain": correct(PLAIN)}
+    records = grade(RELU, table, tmp_path, trials=1)
+    assert records["plain"]["cases"] == 7
+    assert records["refuses"]["cases"] == 7 - len(records["refuses"]["refused"]) < 7
 
 
 SHARED_NORM = """

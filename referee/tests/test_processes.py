@@ -255,7 +255,7 @@ def test_a_process_that_ends_leaves_a_zombie_whose_end_is_no_run(fork):
 
 
 def test_the_reason_for_a_process_that_a_timer_wakes():
-    reason = "goes on after SIGSTOP, as by a timer, while importing"
+    reason = "runs although it is stopped; a timer may wake it (found while importing)"
     assert outcome(WokenError(-signal.SIGKILL, ""), "importing") == (ERROR, reason)
 
 

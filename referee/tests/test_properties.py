@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.described_results import elements_share_memory
+from referee.contestants.descriptions import elements_share_memory
 from referee.times.gain import compare_times
 from referee.times.two_clocks import Sample, measure_overhead
 
@@ -65,7 +65,7 @@ def test_eagers_own_result_is_right_however_far_off_it_is(results):
     eager, exact = reference_of(results)
     reference = ReferenceTensor(eager, exact)
     assert reference.compare(eager).mistake is None
-    assert reference.other_draws.find_mistake(eager, eager) is None
+    assert reference.requirements.other_draws.find_mistake(eager, eager) is None
 
 
 @EXAMPLES
@@ -77,10 +77,10 @@ def test_a_budget_has_the_unit_of_the_result(rows, exponent):
     """Eager is off by few roundings. All values are multiplied by a power of two."""
     eager, exact = reference_of([(value * (1 + ulps * 2.0**-23), value) for value, ulps in rows])
     unit = 2.0**exponent
-    budget = ReferenceTensor(eager, exact).budget
-    scaled = ReferenceTensor(unit * eager, unit * exact).budget
+    budget = ReferenceTensor(eager, exact).requirements.limits.budget
+    scaled = ReferenceTensor(unit * eager, unit * exact).requirements.limits.budget
     assert scaled.atol == pytest.approx(unit * budget.atol)
-    assert scaled.mean_atol == pytest.approx(unit * budget.mean_atol)
+    assert scaled.mean_limit == pytest.approx(unit * budget.mean_limit)
     assert scaled.rtol == budget.rtol
 
 
@@ -89,7 +89,8 @@ def test_a_budget_has_the_unit_of_the_result(rows, exponent):
 def test_an_element_beyond_its_limit_and_eagers_error_is_wrong(results, factor):
     eager, exact = reference_of(results)
     reference = ReferenceTensor(eager, exact)
-    limit = torch.maximum(reference.budget.allowed(exact), (eager.double() - exact).abs())
+    allowed = reference.requirements.limits.budget.allowed(exact)
+    limit = torch.maximum(allowed, (eager.double() - exact).abs())
     got = exact.clone()
     got[0] += factor * limit[0] + 1e-3 * exact[0].abs()  # more than float32 rounds
     assert reference.compare(got.float()).wrong[0]
@@ -138,21 +139,23 @@ def test_what_is_faster_stays_faster_if_it_takes_half_the_time(rounds):
 
 
 @st.composite
-def samples(draw, calls: int) -> list[Sample]:
+def samples(draw, call_count: int) -> list[Sample]:
     """Draw requests of some calls; the referee's time of a request may be any."""
-    call_seconds = st.lists(st.floats(0, 1), min_size=calls, max_size=calls)
+    call_seconds = st.lists(st.floats(0, 1), min_size=call_count, max_size=call_count)
     rows = st.lists(st.tuples(call_seconds, st.floats(0, 20)), min_size=1, max_size=6)
     return [Sample(*row) for row in draw(rows)]
 
 
 @EXAMPLES
 @given(st.data(), st.integers(1, 4))
-def test_no_clock_makes_a_time_shorter_than_the_referees_less_the_overhead(data, calls):
+def test_no_clock_makes_a_time_shorter_than_the_referees_less_the_overhead(data, call_count):
     """Nor does it make a request shorter than the process's clock says, unless that is false."""
-    overhead = measure_overhead(data.draw(samples(calls)), data.draw(samples(calls)))
-    of_solution = data.draw(samples(calls))
+    overhead = measure_overhead(data.draw(samples(call_count)), data.draw(samples(call_count)))
+    of_solution = data.draw(samples(call_count))
     seconds = overhead.seconds_of_calls(of_solution)
-    by_referee = [(sample.request_seconds - overhead.subtracted) / calls for sample in of_solution]
+    by_referee = [
+        (sample.request_seconds - overhead.subtracted) / call_count for sample in of_solution
+    ]
     assert median(seconds) >= median(by_referee)
     if not overhead.is_false(of_solution):
         assert all(

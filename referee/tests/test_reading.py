@@ -10,7 +10,7 @@ import torch
 
 from referee.checks.returned_results import check_complete
 from referee.contestants import processes, reading
-from referee.contestants.described_results import ResultPlace, describe, flatten
+from referee.contestants.descriptions import ResultIndex, describe, flatten
 from referee.contestants.pool import Pool
 from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, validated
 from referee.contestants.region import Region
@@ -52,9 +52,9 @@ def stopped():
 def test_tensors_of_another_process_are_read_in_any_layout(stopped, x):
     reader = Reader(stopped(), CPU, Pool(CPU))
     description = describe(x)
-    assert torch.equal(reader.whole(description), x)
+    assert torch.equal(reader.read_whole(description), x)
     indices = torch.tensor([0, x.numel() - 1])
-    assert torch.equal(reader.elements(description, indices), x.flatten()[indices])
+    assert torch.equal(reader.read_elements(description, indices), x.flatten()[indices])
 
 
 def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
@@ -67,7 +67,7 @@ def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
     for least_seconds, most_seconds in ((0.5, 60), (0, 0.4)):
         start = time.monotonic()
         with pytest.raises(UnreadableError, match="does not come"):
-            reader.whole(description)
+            reader.read_whole(description)
         assert least_seconds <= time.monotonic() - start <= most_seconds
     release.set()
     reader.close()
@@ -77,9 +77,9 @@ def test_bad_addresses_sizes_and_descriptions_raise(stopped):
     description = describe(torch.rand(3))
     reader = Reader(stopped(), CPU, Pool(CPU))
     with pytest.raises(UnreadableError):
-        reader.whole({**description, "address": 8})
+        reader.read_whole({**description, "address": 8})
     with pytest.raises(UnreadableError, match="more than there is memory"):
-        reader.whole({**description, "strides": [1 << 46]})
+        reader.read_whole({**description, "strides": [1 << 46]})
     for wrong in ({"shape": [-1]}, {"strides": []}, {"address": "x"}, {"dtype": "Tensor"}):
         with pytest.raises(BadDescriptionError):
             validated({**description, **wrong})
@@ -99,8 +99,8 @@ def test_all_other_dtypes_can_be_read(stopped):
         if not hasattr(torch, name):
             continue
         x = bytes_of_all.view(getattr(torch, name))
-        early = reader.elements(describe(x), torch.tensor([0, 3]))
-        whole = reader.whole(describe(x))
+        early = reader.read_elements(describe(x), torch.tensor([0, 3]))
+        whole = reader.read_whole(describe(x))
         late = reading.as_indexable(whole).reshape(-1)[torch.tensor([0, 3])]
         assert torch.equal(early.view(torch.uint8), late.view(torch.uint8))
 
@@ -110,18 +110,18 @@ def test_gaps_between_elements_do_not_take_all_memory(stopped, monkeypatch):
     reader = Reader(stopped(), CPU, Pool(CPU))
     monkeypatch.setattr(reading, "free_bytes", lambda _: 5 * x.numel())
     with pytest.raises(UnreadableError, match="more than there is memory"):
-        reader.whole(describe(x[:2049:4]))
-    assert torch.equal(reader.whole(describe(x[:1025:4])), x[:1025:4])
-    assert torch.equal(reader.whole(describe(x)), x)
+        reader.read_whole(describe(x[:2049:4]))
+    assert torch.equal(reader.read_whole(describe(x[:1025:4])), x[:1025:4])
+    assert torch.equal(reader.read_whole(describe(x)), x)
 
 
 def test_addresses_between_elements_are_not_read_on_a_gpu():
     gpu = torch.device("cuda")
     reader = Reader(os.getpid(), gpu, Pool(gpu))
     description = describe(torch.rand(3)) | {"handle": "00" * 64}
-    for wrong in ({"distance": 2}, {"distance": "x"}, {"distance": 0, "handle": None}):
+    for wrong in ({"byte_offset": 2}, {"byte_offset": "x"}, {"byte_offset": 0, "handle": None}):
         with pytest.raises(BadDescriptionError):
-            reader.whole({**description, **wrong})
+            reader.read_whole({**description, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, va
     early = EarlyElements(bench, SimpleNamespace(reader=reader))
     returned = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
     early.read({"returned": returned})
-    assert not early.differs(ResultPlace(0, 0), values)
-    assert not early.differs(ResultPlace(0, 1), values)
-    assert early.differs(ResultPlace(0, 0), values + 1)
+    assert not early.differs(ResultIndex(0, 0), values)
+    assert not early.differs(ResultIndex(0, 1), values)
+    assert early.differs(ResultIndex(0, 0), values + 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -159,12 +159,12 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
         early = EarlyElements(bench, SimpleNamespace(reader=None))
         early.read(forged)
         for result_index in (0, 1, 2):
-            assert not early.differs(ResultPlace(0, result_index), region.tensors[result_index])
+            assert not early.differs(ResultIndex(0, result_index), region.tensors[result_index])
         region.write(results)
-        assert not early.differs(ResultPlace(0, 1), region.tensors[1])
+        assert not early.differs(ResultIndex(0, 1), region.tensors[1])
         for result_index in is_late:
             is_late[result_index] |= early.differs(
-                ResultPlace(0, result_index), region.tensors[result_index]
+                ResultIndex(0, result_index), region.tensors[result_index]
             )
     assert is_late == {0: True, 2: True}
     pool.close()

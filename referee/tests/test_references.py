@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from referee.checks import timed_training_steps
-from referee.contestants.described_results import elements_share_memory
+from referee.contestants.descriptions import elements_share_memory
 from referee.program import command
 from referee.reference import problem as reference_problem
-from referee.reference.file import BadReferenceError, load
+from referee.reference.file import BadReferenceError, NoRoomError, load
 from referee.reference.problem import Problem
-from referee.reference.reference_step import step_or_none
+from referee.reference.reference_step import StepArguments, step_or_none
 from referee.reference.trivial_results import describe_trivial_results
 from referee.tests.graded import grade
 from referee.tests.texts import IMPORTS, correct, error, module, reference
@@ -70,13 +70,41 @@ def test_a_reference_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypa
         Problem("wide", load(file), torch.device("cpu"))
 
 
-def test_a_reference_without_memory_is_not_one_without_gradients():
-    def raise_error(error):
-        raise error
+# First lines of a forward that raise if autograd records it; the last, in its backward.
+NO_BACKWARD = (
+    "if torch.is_grad_enabled(): raise TypeError('no backward')",
+    "if torch.is_grad_enabled(): x.numpy()",
+    "x = torch.igamma(x, x)",
+)
+OUT_OF_MEMORY = "if torch.is_grad_enabled(): raise torch.OutOfMemoryError('none')"
 
-    assert step_or_none(lambda: raise_error(RuntimeError("no derivative"))) is None
-    with pytest.raises(torch.OutOfMemoryError):
-        step_or_none(lambda: raise_error(torch.OutOfMemoryError("none")))
+
+def step_of(first_line, tmp_path):
+    """Return a problem whose forward is `first_line` and `x * 2`, and the arguments of a step."""
+    path = tmp_path / "problem.py"
+    path.write_text(IMPORTS + reference(f"{first_line}\nreturn x * 2", "[torch.rand(3, 4)]"))
+    problem = Problem("problem", load(path), torch.device("cpu"))
+    return problem, StepArguments(problem.construct(0), problem.draw(), [torch.ones(3, 4)], [])
+
+
+@pytest.mark.parametrize("line", NO_BACKWARD)
+def test_a_reference_whose_step_raises_has_no_gradients(line, tmp_path):
+    problem, step = step_of(line, tmp_path)
+    assert step_or_none(lambda: problem.run_step(*step)) is None
+
+
+def test_a_reference_without_memory_is_not_one_without_gradients(tmp_path):
+    problem, step = step_of(OUT_OF_MEMORY, tmp_path)
+    with pytest.raises(NoRoomError):
+        step_or_none(lambda: problem.run_step(*step))
+
+
+def test_a_fault_of_the_referee_does_not_pass_for_a_missing_backward(tmp_path, monkeypatch):
+    problem, step = step_of("", tmp_path)
+    assert step_or_none(lambda: problem.run_step(*step)) is not None
+    monkeypatch.setattr(reference_problem, "sources_of", lambda arguments: arguments)
+    with pytest.raises(TypeError):
+        step_or_none(lambda: problem.run_step(*step))
 
 
 def test_what_is_drawn_later_does_not_follow_from_a_constructors_seed(device, tmp_path):

@@ -63,7 +63,7 @@ def test_elements_that_rounding_decides_are_excused(name):
     assert any(output.compare(got).mistake for got in honest)
     for got in honest:
         assert output.compare(got, second_look).mistake is None
-        assert output.other_draws.find_mistake(got, eager, second_look) is None
+        assert output.requirements.other_draws.find_mistake(got, eager, second_look) is None
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -77,7 +77,7 @@ def test_elements_that_rounding_does_not_decide_stay_wrong(name):
     one_wrong[77, 33] = ~eager[77, 33] if name == "comparison" else eager[77, 33] + 1
     for got in (one_wrong, torch.zeros_like(eager), step(x.flip(0) @ w)):
         assert output.compare(got, second_look).mistake
-        assert output.other_draws.find_mistake(got, eager, second_look)
+        assert output.requirements.other_draws.find_mistake(got, eager, second_look)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         (rounded, 1e-2, True),
     ):
         quantity = Quantity("gradient of x", Kind.INPUT_GRADIENT)
-        quantity.reference_tensor = ReferenceTensor(eager, exact)
+        quantity.begin_step(ReferenceTensor(eager, exact))
         quantity.compare_timed(eager, eager)  # a right draw
         for _ in range(8):
             quantity.compare_timed(got, eager, None, lambda error=error_of_other_roundings: error)

@@ -103,6 +103,18 @@ def test_a_change_of_any_byte_is_found(size):
     pool.close()
 
 
+def test_values_that_another_process_has_written_can_be_kept():
+    pool = Pool(CPU)
+    region = Region(pool)
+    region.make_room(VALUES)
+    region.fill_with_nan()  # equal bits are no change, though NaN equals nothing
+    region.keep_values()
+    assert region.is_unchanged()
+    region.tensors[1][2] = 5
+    assert region.changed_values() == [1]
+    pool.close()
+
+
 def test_memory_that_is_shared_stays_shared():
     pool = Pool(CPU)
     base = torch.arange(10.0)
@@ -158,6 +170,20 @@ def test_values_with_repeated_elements_are_written():
     region.write([whole])
     assert torch.equal(region.tensors[0], whole)
     pool.close()
+
+
+@pytest.mark.parametrize(("size", "allocated"), [(1, 2), (1 << 20, 2), (2 << 20, 2), (5 << 20, 6)])
+def test_allocations_on_a_gpu_share_no_block_of_the_driver(size, allocated, monkeypatch):
+    """A contestant's handle would open all that is in the block."""
+    sizes = []
+
+    def record(name, *arguments):
+        if name == "cuMemAlloc_v2":
+            sizes.append(arguments[1].value)
+
+    monkeypatch.setattr(cuda_ipc, "_call", record)
+    assert cuda_ipc.Allocation(size, CPU).size == allocated << 20
+    assert sizes == [allocated << 20]
 
 
 def test_a_lack_of_memory_on_a_gpu_is_torchs_error(monkeypatch):

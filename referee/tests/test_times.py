@@ -89,7 +89,7 @@ def test_a_copy_gains_nothing_if_all_of_eagers_calls_are_late():
 def test_the_lateness_of_steps_counts_for_both_halves():
     samples = StepSamples(NAMES, TIMED_CALLS)
     sample = StepSample(Sample([5.0] * 12 + [20.0] * 20, 600.0), part_of_forwards=0.5)
-    samples.whole.empties.append(Sample([0.1], 1.0))
+    samples.whole_steps.empty_samples.append(Sample([0.1], 1.0))
     samples.add({timed_call.name: sample for timed_call in TIMED_CALLS})
     step = StepTimings(*(Timings("cuda", NAMES, None, work=0) for _ in range(2)))
     for half in (step.forward, step.backward):
@@ -106,7 +106,7 @@ def test_a_gain_that_a_wait_of_the_gpu_may_hide_is_unconfirmed(device, wait_coun
     """Eight calls take 0.1 ms each, and eager's take 0.2 ms; a wait takes 0.15 ms."""
     timed_calls = [*TIMED_CALLS, TimedCall(NAMES.solution, None, "")]
     samples = RoundSamples(NAMES, timed_calls)
-    samples.empties.append(Sample([1e-6], 1e-4))
+    samples.empty_samples.append(Sample([1e-6], 1e-4))
     milliseconds = {NAMES.solution: 0.1, NAMES.eager: 0.2, NAMES.control: 0.2}
     for _ in range(3):
         samples.add({
@@ -173,12 +173,12 @@ def test_a_false_clock_shows_less_than_an_empty_call_takes(own_of_requests, is_f
 
 
 @pytest.mark.parametrize(
-    ("subtracted", "eager_p10", "calls", "hideable"),
+    ("subtracted", "eager_p10", "call_count", "hideable"),
     [(3.0, 2.0, 1, 1.0), (3.0, 2.0, 4, 0.25), (2.0, 2.0, 4, 0.0), (2.0, 3.0, 4, 0.0)],
 )
-def test_the_hideable_seconds(subtracted, eager_p10, calls, hideable):
+def test_the_hideable_seconds(subtracted, eager_p10, call_count, hideable):
     overhead = Overhead(subtracted, eager_p10, fastest_empty_request=1.0, fastest_empty_call=0.1)
-    assert overhead.hideable_seconds(calls) == hideable
+    assert overhead.hideable_seconds(call_count) == hideable
 
 
 # Empty requests take 1 to 11 s: the 10th percentile is 2 s, and the 90th 10 s.
@@ -195,9 +195,9 @@ EMPTIES = [Sample([0.5, 0.25], float(wall)) for wall in range(1, 12)]
 )
 def test_the_overhead_is_measured(overheads_of_eager, subtracted, eager_p10):
     # Eager's requests have two calls of 100 and 50 s.
-    eagers = [Sample([100.0, 50.0], 150.0 + overhead) for overhead in overheads_of_eager]
+    eager_samples = [Sample([100.0, 50.0], 150.0 + overhead) for overhead in overheads_of_eager]
     expected = Overhead(subtracted, eager_p10, fastest_empty_request=1.0, fastest_empty_call=0.25)
-    assert measure_overhead(EMPTIES, eagers) == expected
+    assert measure_overhead(EMPTIES, eager_samples) == expected
 
 
 ONES = [1.0] * 5
@@ -330,7 +330,7 @@ def test_a_slow_eager_on_a_cpu_is_an_error_only_if_a_new_process_is_faster(
 
     monkeypatch.setattr(slow_eager, "time_and_free", time_and_free)
     grading = grading_with_slow_eager("cpu", seconds_of_new)
-    plan = Plan(calls=1, seconds_alone=[1.0] * 5)
+    plan = Plan(call_count=1, seconds_alone=[1.0] * 5)
     if is_error:
         with pytest.raises(NotCorrectError, match="it has slowed eager: 3000"):
             check_eager_speed(grading, plan, samples=None)
@@ -349,7 +349,7 @@ def test_nobody_is_blamed_for_late_launches_on_a_gpu():
     samples = RoundSamples(NAMES, TIMED_CALLS)
     for _ in range(3):
         samples.add({NAMES.eager: request, NAMES.control: request})
-    plan = Plan(calls=8, seconds_alone=[1.0] * 5)
+    plan = Plan(call_count=8, seconds_alone=[1.0] * 5)
     check_eager_speed(grading_with_slow_eager("cuda"), plan, samples)  # raises nothing
     assert samples.lateness() == 3.0
     faster = compare_times([3.0] * 3, [3.0] * 3, [1.1] * 3, "cuda")

@@ -94,16 +94,16 @@ class Overhead:
         """Return whether a process's clock is false: it shows less than an empty call takes."""
         return median(sample.mean_call for sample in samples) < self.fastest_empty_call
 
-    def hideable_seconds(self, calls: int) -> float:
+    def hideable_seconds(self, call_count: int) -> float:
         """Return the seconds of each call that a false clock can hide.
 
         The referee subtracts `subtracted`. In a request whose overhead is only `eager_p10`, the
         difference may be time of calls that the process's clock hides.
 
         Args:
-            calls: the number of calls in a request.
+            call_count: the number of calls in a request.
         """
-        return max(self.subtracted - self.eager_p10, 0.0) / calls
+        return max(self.subtracted - self.eager_p10, 0.0) / call_count
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
@@ -130,23 +130,25 @@ def _seconds_by_referee(samples: list[Sample], overhead: float) -> list[float]:
     return [(sample.request_seconds - overhead) / len(sample.call_seconds) for sample in samples]
 
 
-def measure_overhead(empties: list[Sample], eagers: list[Sample]) -> Overhead:
+def measure_overhead(empty_samples: list[Sample], eager_samples: list[Sample]) -> Overhead:
     """Return the overhead of requests, measured on processes that run our own code.
 
     Args:
-        empties: samples of requests whose calls do nothing.
-        eagers: samples of eager's requests. Their overhead may be larger than that of empty ones,
-            because they return new results. If there are none, only the empty ones count.
+        empty_samples: samples of requests whose calls do nothing.
+        eager_samples: samples of eager's requests. Their overhead may be larger than that of empty
+            ones, because they return new results. If there are none, only the empty ones count.
     """
-    overheads_of_empties = [sample.request_seconds for sample in empties]
-    overheads_of_eagers = [sample.request_seconds - sum(sample.call_seconds) for sample in eagers]
-    if not eagers:
-        overheads_of_eagers = overheads_of_empties
-    _, slow_empty = p10_and_p90(overheads_of_empties)
-    fast_eager, slow_eager = p10_and_p90(overheads_of_eagers)
+    empty_overheads = [sample.request_seconds for sample in empty_samples]
+    eager_overheads = [
+        sample.request_seconds - sum(sample.call_seconds) for sample in eager_samples
+    ]
+    if not eager_samples:
+        eager_overheads = empty_overheads
+    _, slow_empty = p10_and_p90(empty_overheads)
+    fast_eager, slow_eager = p10_and_p90(eager_overheads)
     return Overhead(
         subtracted=max(slow_empty, slow_eager),
         eager_p10=fast_eager,
-        fastest_empty_request=min(overheads_of_empties),
-        fastest_empty_call=min(min(sample.call_seconds) for sample in empties),
+        fastest_empty_request=min(empty_overheads),
+        fastest_empty_call=min(min(sample.call_seconds) for sample in empty_samples),
     )

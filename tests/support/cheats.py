@@ -292,7 +292,7 @@ RELU = {
     "orphan_spins": correct(ORPHAN + PLAIN),
     "spins": correct(SPINS + PLAIN),
     "exits": error(module(EXITS), "exits with status 0"),
-    "forges_replies": error(TO_EVERY_PIPE, "sends a reply of its own"),
+    "forges_replies": error(TO_EVERY_PIPE, "sends an invalid reply"),
     "batch_once": wrong(ALL_AT_ONCE, "replays the result|elements"),
     "first_row_only": wrong(module(FIRST_ROW), "elements differ"),
     "renices_eager": correct(RENICES),

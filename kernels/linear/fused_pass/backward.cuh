@@ -20,15 +20,15 @@ namespace kernels::fused_pass {
 
 // The constants of backward_kernel.
 struct BackwardConfig {
-  static constexpr int kThreads = 256;  // of a block
+  static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
   // Rows that a thread loads before it stores the first. docs/EXPERIMENTS.md, "The fused pass", has
   // the times of one row and of four.
   static constexpr int kRowsInFlight = 2;
-  // A thread adds up the rows of each group, and then the sums of its groups, so that the rounding
-  // error stays small however many rows it has.
-  static constexpr int kGroupRows = 64;
-  static_assert(kGroupRows % kRowsInFlight == 0, "the rows in flight are of one group");
+  // A thread adds up the rows of each row group, and then the sums of its row groups, so that the
+  // rounding error stays small however many rows it has.
+  static constexpr int kRowGroupSize = 64;
+  static_assert(kRowGroupSize % kRowsInFlight == 0, "the rows in flight are of one row group");
   // The grid has about as many blocks as this number of multiprocessors runs at once; an H200 has
   // 132. With twice as many blocks, half types take longer.
   static constexpr int64_t kMultiprocessors = 128;
@@ -59,7 +59,7 @@ struct BlockGrid {
   int strip_width = 1;      // vectors of a strip's row: a power of two up to 32
   int64_t strips;           // strips of the matrix: gridDim.x
   int64_t blocks_of_strip;  // blocks one below the other in a strip: gridDim.y
-  int64_t rows_of_block;    // a multiple of the rows that it handles at once
+  int64_t rows_of_block;    // a multiple of rows_at_once()
 
   BlockGrid(int64_t m, int64_t n, int element_bytes) {
     const int64_t row_vectors = divide_up(n, kVectorBytes / element_bytes);
@@ -88,7 +88,7 @@ struct BlockGrid {
   // vectors takes 2 * (32 + 4) = 72 with strips of 32, 3 * (16 + 4) = 60 with strips of 16, and
   // 5 * (8 + 4) = 60 with strips of 8. So it gets strips of 8: of equal times, the narrowest wins.
   static int64_t time_of_row(int64_t row_vectors, int width) {
-    constexpr int kTimeOfStrip = 4;  // that a strip adds to the time of its threads
+    constexpr int kTimeOfStrip = 4;  // what a strip adds to the time of its threads
     return divide_up(row_vectors, width) * (width + kTimeOfStrip);
   }
 };
@@ -115,7 +115,7 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
   constexpr int kWarps = BackwardConfig::kWarps;
   static_assert(kSize <= kWarps, "each warp adds up one element of the vectors, or none");
   __shared__ Compute<T> partial[kWarps][kSize][32];
-  const int vector = threadIdx.x % strip_width;  // of the strip
+  const int vector = threadIdx.x % strip_width;  // its number in the strip
   for (int distance = 16; distance >= strip_width; distance /= 2) {
 #pragma unroll
     for (int j = 0; j < kSize; ++j) totals[j] += __shfl_xor_sync(0xffffffff, totals[j], distance);
@@ -123,7 +123,7 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
 #pragma unroll
   for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = totals[j];
   __syncthreads();
-  const int element = threadIdx.x / 32;  // of the vectors: the one that this warp adds up
+  const int element = threadIdx.x / 32;  // this warp adds up this element of the vectors
   if (threadIdx.x % 32 >= strip_width || element >= elements.count) return;
   Compute<T> sum{0};
 #pragma unroll
@@ -134,11 +134,11 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
 // The arguments of backward_kernel.
 template <typename T>
 struct BackwardArguments {
-  const T* grad_output;         // [m, n]
-  const uint8_t* mask;          // [m, (n + 7) / 8]
-  Divisor<Compute<T>> divisor;  // of grad_output
-  T* grad_z;                    // [m, n]
-  Compute<T>* sums;             // [gridDim.y, n], or null if no sums are needed
+  const T* grad_output;  // [m, n]
+  const uint8_t* mask;   // [m, (n + 7) / 8]
+  Divisor<Compute<T>> divisor;
+  T* grad_z;         // [m, n]
+  Compute<T>* sums;  // [gridDim.y, n], or null if no sums are needed
   int64_t m;
   int64_t n;
   int64_t rows_of_block;  // BlockGrid
@@ -172,10 +172,10 @@ struct RowsOfThread {
   using Totals = Compute<T>[kSize];  // the sum of each element of the vectors
 
   const BackwardArguments<T>& arguments;
-  const RowVector<T> elements;  // of each row
-  int rows_left = 0;            // that are not computed yet
-  int64_t next_element;         // of the matrix: the vector's first one in the next row
-  const uint8_t* next_byte;     // of the mask: the one with the bit of next_element
+  const RowVector<T> elements;  // the same in each row
+  int rows_left = 0;            // rows that are not computed yet
+  int64_t next_element;         // index of the vector's first element, in the next row
+  const uint8_t* next_byte;     // the mask's byte with the bit of next_element
 
   __device__ RowsOfThread(const BackwardArguments<T>& arguments, int64_t first_column)
       : arguments(arguments), elements(first_column, arguments.n, arguments.is_aligned) {
@@ -228,12 +228,12 @@ struct RowsOfThread {
     rows_left -= kRowsInFlight;
   }
 
-  // Computes the next group of rows, or all that are left, and adds their sums to `totals`.
-  __device__ void compute_group(Totals& totals) {
+  // Computes the next row group, or all rows that are left, and adds their sums to `totals`.
+  __device__ void compute_row_group(Totals& totals) {
     Totals group_totals = {};
-    const int left_after_group = max(rows_left - BackwardConfig::kGroupRows, 0);
-    // Otherwise a training step in a half type, with x [4096, 256] and a weight of 8191 rows, took
-    // 2% longer on an H200.
+    const int left_after_group = max(rows_left - BackwardConfig::kRowGroupSize, 0);
+    // Without this directive, a training step in a half type takes longer if rows are not aligned
+    // (x [4096, 256], weight [8191, 256], on an H200).
 #pragma unroll 2
     while (rows_left > left_after_group) compute_next(group_totals);
 #pragma unroll
@@ -250,11 +250,11 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   // If the next kernel is launched with PDL, as those of linear/sm90 are, its blocks may start
   // beside the last of these.
   start_next_kernel();
-  const int vector = threadIdx.x % arguments.strip_width;  // of the strip
+  const int vector = threadIdx.x % arguments.strip_width;  // its number in the strip
   const int64_t first_vector = blockIdx.x * int64_t{arguments.strip_width};
   RowsOfThread<T> rows(arguments, (first_vector + vector) * Vector<T>::kSize);
   Compute<T> totals[Vector<T>::kSize] = {};
-  while (rows.rows_left > 0) rows.compute_group(totals);
+  while (rows.rows_left > 0) rows.compute_row_group(totals);
   if (arguments.sums != nullptr) {
     store_column_sums<T>(totals, arguments.sums, rows.elements, arguments.n, arguments.strip_width);
   }
@@ -262,9 +262,9 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
 
 // The constants of add_partials_kernel.
 struct AddPartialsConfig {
-  static constexpr int kThreads = 256;  // of a block
+  static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kColumns = 32;  // of a block: one a lane
+  static constexpr int kColumns = 32;  // one for each lane
 };
 
 // grad_bias [n] = the sums of the columns of sums [rows, n], always added in the same order.
@@ -280,8 +280,8 @@ __global__ void __launch_bounds__(AddPartialsConfig::kThreads)
   constexpr int kColumns = AddPartialsConfig::kColumns;
   static_assert(
       BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(sizeof(T)) <=
-          BackwardConfig::kGroupRows * kWarps,
-      "a warp adds up no more rows than a group has, so that its error is as small");
+          BackwardConfig::kRowGroupSize * kWarps,
+      "a warp adds up no more rows than a row group has, so that its error is as small");
   const int lane = threadIdx.x % 32;
   const int own_warp = threadIdx.x / 32;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;

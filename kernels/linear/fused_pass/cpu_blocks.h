@@ -1,14 +1,14 @@
 // Arithmetic of the fused pass on a CPU (fused_pass_cpu.cpp): division, and the sums of the bias's
 // gradient.
 //
-// E is a dtype's struct of cpu/elements.h.
+// E is a dtype's struct of cpu/dtypes.h.
 
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "cpu/elements.h"
+#include "cpu/blocks.h"
 #include "cpu/map_blocks.h"
 
 namespace kernels::cpu {
@@ -59,16 +59,16 @@ void widen_block<Float16>(const uint16_t* x, float* values) {
 
 // ---------------------------------------------------------------------------------------- sums
 
-// Adds four tiles of `count` elements to their sums: sums[i] += element i of each tile. From one
-// tile to the next are `stride` elements.
+// Adds four spans of `count` elements to their sums: sums[i] += element i of each span. The spans
+// begin `stride` elements apart.
 template <typename E>
-void add_four_tiles(const typename E::Bits* tiles, int64_t stride, double* __restrict__ sums,
+void add_four_spans(const typename E::Bits* spans, int64_t stride, double* __restrict__ sums,
                     int64_t count) {
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
     typename E::Compute values[4][kBlock];
-    for (int64_t tile = 0; tile < 4; ++tile) {
-      widen_block<E>(tiles + tile * stride + i, values[tile]);
+    for (int64_t span = 0; span < 4; ++span) {
+      widen_block<E>(spans + span * stride + i, values[span]);
     }
     for (int64_t j = 0; j < kBlock; ++j) {
       const double first_two = double{values[0][j]} + double{values[1][j]};
@@ -77,21 +77,21 @@ void add_four_tiles(const typename E::Bits* tiles, int64_t stride, double* __res
     }
   }
   for (; i < count; ++i) {
-    const auto value = [=](int64_t tile) { return double{E::widen(tiles[tile * stride + i])}; };
+    const auto value = [=](int64_t span) { return double{E::widen(spans[span * stride + i])}; };
     sums[i] += (value(0) + value(1)) + (value(2) + value(3));
   }
 }
 
-// Adds one tile of `count` elements to its sums: sums[i] += element i.
+// Adds one span of `count` elements to its sums: sums[i] += element i.
 template <typename E>
-void add_tile(const typename E::Bits* tile, double* __restrict__ sums, int64_t count) {
+void add_span(const typename E::Bits* span, double* __restrict__ sums, int64_t count) {
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
     typename E::Compute values[kBlock];
-    widen_block<E>(tile + i, values);
+    widen_block<E>(span + i, values);
     for (int64_t j = 0; j < kBlock; ++j) sums[i + j] += double{values[j]};
   }
-  for (; i < count; ++i) sums[i] += double{E::widen(tile[i])};
+  for (; i < count; ++i) sums[i] += double{E::widen(span[i])};
 }
 
 // Sums the rows of sums [rows, columns] into its first row, pairwise: adds the second half of the

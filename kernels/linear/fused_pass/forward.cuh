@@ -13,7 +13,7 @@ namespace kernels::fused_pass {
 
 // The constants of forward_kernel.
 struct ForwardConfig {
-  static constexpr int kThreads = 256;  // of a block
+  static constexpr int kThreads = 256;
 
   // Returns how many vectors a row has. A row is padded to whole bytes of the mask, so that all
   // threads that share a byte are in one warp. A padding vector has no elements.

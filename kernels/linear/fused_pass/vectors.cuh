@@ -20,7 +20,7 @@ using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // How the bits of the mask are stored: each row of n bits is padded to bytes_of_bits(n) bytes.
 struct MaskLayout {
-  static constexpr int kColumns = 8;  // of a byte
+  static constexpr int kColumns = 8;  // a byte has the bits of 8 columns
 };
 
 // The neighbouring elements of a row that a thread handles: one 16-byte vector, fewer elements at
@@ -30,7 +30,7 @@ template <typename T>
 struct RowVector {
   static constexpr int kSize = Vector<T>::kSize;
   int64_t first_column;
-  int count;       // of elements, 0 to kSize
+  int count;       // how many elements, 0 to kSize
   bool is_vector;  // one 16-byte access moves the elements
 
   // The elements from first_column on. The row ends before column `end`.

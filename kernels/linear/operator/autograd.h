@@ -90,9 +90,10 @@ struct LinearReluDivideBackward : Node {
     std::optional<Tensor> saved_weight;
     if (needs_grad_weight) saved_x = x.unpack();
     if (needs_grad_x) saved_weight = weight.unpack();
-    const Gradients gradients =
-        compute({grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor,
-                 transposes_grad_x, transposes_grad_weight});
+    BackwardInputs inputs{grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor};
+    inputs.transposes_grad_x = transposes_grad_x;
+    inputs.transposes_grad_weight = transposes_grad_weight;
+    const Gradients gradients = compute(inputs);
     // The operator returns empty tensors for gradients that are not needed.
     return {needs_grad_x ? gradients.x : Tensor(), needs_grad_weight ? gradients.weight : Tensor(),
             needs_grad_bias ? gradients.bias : Tensor()};

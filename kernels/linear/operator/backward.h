@@ -140,7 +140,8 @@ inline Tensor multiply_by_torch(const Tensor& a, const Tensor& b, bool transpose
   return a.mm(b);
 }
 
-// Returns the same by a GEMM kernel where one takes less time, otherwise by torch's product.
+// Returns a [M, K] times b [K, N]: by a GEMM kernel of ours where one takes less time, otherwise by
+// torch's product.
 inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transposes) {
   if (should_try_gemm(a, b)) {
     // run_gemm multiplies by the transpose of its second operand.

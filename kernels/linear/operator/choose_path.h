@@ -47,6 +47,8 @@ enum class Path {
   kTorch,
 };
 
+constexpr Path kAllPaths[] = {Path::kSkinny, Path::kSm90, Path::kSm80, Path::kTorch};
+
 // Returns the name of a path, as set_linear_path takes it.
 inline const char* name_of(Path path) {
   switch (path) {
@@ -81,14 +83,12 @@ struct Product {
   bool weight_has_vector_rows;
 
   bool is_float32() const { return dtype == DType::kFloat32; }
-  bool needs_float32_accuracy() const {
-    return is_float32() && precision == Precision::kFloat32Accuracy;
-  }
+  bool needs_float32_accuracy() const { return precision == Precision::kFloat32Accuracy; }
 };
 
 // The smallest K for which errors and times were measured.
-constexpr int64_t kLeastKAtHighest = 16;      // of skinny.cu and the fp16x3 kernels
-constexpr int64_t kLeastKOfOneProduct = 256;  // of gemm_one_product
+constexpr int64_t kLeastKAtHighest = 16;      // for skinny.cu and the fp16x3 kernels
+constexpr int64_t kLeastKOfOneProduct = 256;  // for gemm_one_product
 
 // The smallest M * N of a gradient in half types that gemm_one_product computes.
 constexpr int64_t kLeastHalfGradient = int64_t{3} << 22;
@@ -105,8 +105,8 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   const int64_t clusters = gpu.multiprocessors / 2;
   const int64_t waves = divide_up(tiles, clusters);
   const double elements = static_cast<double>(product.m) * product.n;
-  const int64_t room = waves * clusters * kTile * kTile;  // in elements
-  return elements / room;
+  const int64_t elements_of_full_waves = waves * clusters * kTile * kTile;
+  return elements / elements_of_full_waves;
 }
 
 // Returns whether the path skinny takes less time than every other path, for a float32 forward.

@@ -86,13 +86,15 @@ void set_linear_path(c10::string_view name) {
     forced_path = std::nullopt;
     return;
   }
-  for (const Path path : {Path::kSkinny, Path::kSm90, Path::kSm80, Path::kTorch}) {
+  std::string names = "auto";
+  for (const Path path : kAllPaths) {
     if (name == name_of(path)) {
       forced_path = path;
       return;
     }
+    names += std::string(", ") + name_of(path);
   }
-  fail("expected a path among auto, skinny, sm90, sm80, torch, got " + std::string(name));
+  fail("expected a path among " + names + ", got " + std::string(name));
 }
 
 std::string float32_precision_name() {

@@ -67,7 +67,8 @@ inline bool is_row_major(const Tensor& matrix, int64_t alignment) {
   return has_readable_rows(matrix, rows, alignment);
 }
 
-// Returns the same for the transpose: column-major with aligned columns.
+// Returns true if the matrix is column-major with aligned columns, so that a kernel can read its
+// transpose in place.
 inline bool is_column_major(const Tensor& matrix, int64_t alignment) {
   Rows rows_of_transpose{};
   rows_of_transpose.length = matrix.size(0);

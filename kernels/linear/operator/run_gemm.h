@@ -88,8 +88,7 @@ struct OperandRules {
 // Returns the rules of a path for this product.
 inline OperandRules rules_of(Path path, const Product& product) {
   const bool is_float32 = product.dtype == DType::kFloat32;
-  const bool needs_float32_accuracy = product.precision == Precision::kFloat32Accuracy;
-  // True for half types too: product_of gives them kTf32Accuracy.
+  const bool needs_float32_accuracy = product.needs_float32_accuracy();
   const bool is_gemm_one_product = path == Path::kSm90 && !needs_float32_accuracy;
   // fp16x3 begins with a pass that splits x, and in sm80/ the weight too. The pass reads rows at
   // any address. All other operands are read by TMA or by vector loads, which need aligned rows.
@@ -138,7 +137,7 @@ inline Product product_of(const LinearInputs& inputs, bool is_forward) {
   Product product{};
   product.dtype = *kernel_dtype(inputs.x.scalar_type());
   const bool is_float32 = product.dtype == DType::kFloat32;
-  product.precision = is_float32 ? float32_precision() : Precision::kTf32Accuracy;
+  product.precision = is_float32 ? float32_precision() : Precision::kOfDtype;
   product.is_forward = is_forward;
   product.m = inputs.x.size(0);
   product.n = inputs.weight.size(0);

@@ -16,7 +16,7 @@ namespace kernels::skinny {
 // The constants of skinny_kernel and of its launch. docs/EXPERIMENTS.md, "Few rows", has the times
 // of other values of kWarpColumns, kStepsPerKTile and kTileEndTime.
 struct Config {
-  static constexpr int kWarps = 8;  // of a block
+  static constexpr int kWarps = 8;  // in a block
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpColumns = 4;  // columns of a warp
   static constexpr int kTileColumns = kWarps * kWarpColumns;
@@ -26,7 +26,7 @@ struct Config {
   static constexpr int kKTileDepth = kStepsPerKTile * kStepK;
   // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
-  static constexpr int kMaxBytes = 112 * 1024;  // of dynamic shared memory of a block
+  static constexpr int kMaxBytes = 112 * 1024;  // a block's dynamic shared memory
   static_assert(kBlocksPerMultiprocessor * (kMaxBytes + 1024) <= 228 * 1024,
                 "two blocks, with 1 KiB each that CUDA reserves, fit into a Hopper multiprocessor");
   // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
@@ -50,9 +50,9 @@ struct Arguments {
   int64_t weight_stride;
   Epilogue<float> epilogue;
   int k;
-  int x_tiles;       // of kTileRows rows
-  int weight_tiles;  // of kTileColumns columns
-  int k_tiles = 0;   // of each block of a cluster
+  int x_tiles;       // tiles of kTileRows rows
+  int weight_tiles;  // tiles of kTileColumns columns
+  int k_tiles = 0;   // each block of a cluster multiplies so many
 
   explicit Arguments(const LinearArguments& call, int tile_rows)
       : x(static_cast<const float*>(call.x)),

@@ -64,7 +64,7 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 template <int kTileRows>
 __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int block_first_k,
                        int k_range) {
-  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kTileRows>);  // of one row in one step
+  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kTileRows>);  // one row in one step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int steps = k_range / Config::kStepK;
@@ -82,49 +82,78 @@ __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, in
 
 // ---------------------------------------------------------------------------- weights and products
 
-// The weights that this lane multiplies next: v[step][column] has 4 elements of K of a column of
-// the warp. As soon as a step has been multiplied, its weights are replaced by those of the same
-// step of the next k-tile. `tile` and `k_tile` tell which weights are loaded next.
-struct PrefetchedWeights {
-  const Arguments& arguments;
-  int tile;                       // of the weight
-  const int lane_first_k;         // this lane's K in the block's first step
-  int k_tile = 0;                 // of the block's range of K
-  const float* source = nullptr;  // the weight of the warp's first column, at lane_first_k
-  int columns_after = 0;          // how many columns exist after the warp's first
+// The weights that this lane multiplies next, a k-tile: v[step][column] has 4 elements of K of one
+// of the warp's columns. When a step has been multiplied, load_next replaces its weights by those
+// of the same step of the next k-tile:
+//
+//   after                     v[0]      v[1]
+//   the constructor           k-tile 0  k-tile 0
+//   load_next(/*step=*/0)     k-tile 1  k-tile 0
+//   load_next(/*step=*/1)     k-tile 1  k-tile 1
+//   load_next(/*step=*/0)     k-tile 2  k-tile 1
+//
+// After the last k-tile of a tile comes the first one of the cluster's next tile.
+class PrefetchedWeights {
+ public:
   float4 v[Config::kStepsPerKTile][Config::kWarpColumns]{};
 
+  // Loads the first k-tile of a tile of the weight. The block's range of K begins at block_first_k.
+  __device__ PrefetchedWeights(const Arguments& arguments, int tile, int block_first_k)
+      : arguments_(arguments),
+        lane_first_k_(block_first_k + static_cast<int>(threadIdx.x % 32) * Config::kLaneK),
+        tile_(tile) {
+    find_columns();
+#pragma unroll
+    for (int step = 0; step < Config::kStepsPerKTile; ++step) load_next(step);
+  }
+
+  // Replaces the weights of a step. The steps of a k-tile are replaced in order.
+  __device__ void load_next(int step) {
+    load(step);
+    const bool is_last_step = step == Config::kStepsPerKTile - 1;
+    if (is_last_step) advance();
+  }
+
+ private:
   // Finds this warp's columns in the tile. Past the last column, the last one is loaded instead, so
   // that all addresses are valid; the results are not stored.
   __device__ void find_columns() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int first_column = tile * Config::kTileColumns + warp * Config::kWarpColumns;
-    const int column = min(first_column, arguments.epilogue.n - 1);
-    source = arguments.weight + column * arguments.weight_stride + lane_first_k;
-    columns_after = arguments.epilogue.n - 1 - column;
+    const int first_column = tile_ * Config::kTileColumns + warp * Config::kWarpColumns;
+    const int column = min(first_column, arguments_.epilogue.n - 1);
+    source_ = arguments_.weight + column * arguments_.weight_stride + lane_first_k_;
+    columns_after_ = arguments_.epilogue.n - 1 - column;
   }
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int offset = k_tile * Config::kKTileDepth + step * Config::kStepK;  // from lane_first_k
+    const int offset = k_tile_ * Config::kKTileDepth + step * Config::kStepK;  // from lane_first_k_
     const bool exists =
-        lane_first_k + offset < arguments.whole_k() && tile < arguments.weight_tiles;
+        lane_first_k_ + offset < arguments_.whole_k() && tile_ < arguments_.weight_tiles;
 #pragma unroll
     for (int i = 0; i < Config::kWarpColumns; ++i) {
       // Past the last column this is the last one again.
       const float* const address =
-          source + min(i, columns_after) * arguments.weight_stride + offset;
+          source_ + min(i, columns_after_) * arguments_.weight_stride + offset;
       v[step][i] = ptx::load_global_float4_if(exists, address);
     }
   }
 
   // Goes on to the next k-tile, or to the first k-tile of the cluster's next tile.
   __device__ void advance() {
-    if (++k_tile < arguments.k_tiles) return;
-    k_tile = 0;
-    tile += arguments.tile_step();
+    if (++k_tile_ < arguments_.k_tiles) return;
+    k_tile_ = 0;
+    tile_ += arguments_.tile_step();
     find_columns();
   }
+
+  const Arguments& arguments_;
+  const int lane_first_k_;  // this lane's K in the block's first step
+  // load_next loads this k-tile of this tile of the weight.
+  int tile_;
+  int k_tile_ = 0;       // counted from the beginning of the block's range of K
+  const float* source_;  // the weight of the warp's first column, at lane_first_k_
+  int columns_after_;    // how many columns exist after the warp's first
 };
 
 // A lane's sums of the products of a tile, [kTileRows][kWarpColumns].
@@ -155,20 +184,19 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
 }
 
 // Adds the products of a tile, over the block's range of K, to this lane's sums. `x` is the range
-// of x in shared memory. Each step that has been multiplied is replaced by weights of the next
-// k-tile, so that afterwards the first k-tile of the cluster's next tile is loaded.
+// of x in shared memory. Afterwards `weights` has the first k-tile of the cluster's next tile.
 template <int kTileRows>
-__device__ __forceinline__ void multiply_tile(LaneSums<kTileRows>& lane_sums,
-                                              PrefetchedWeights& weights, const uint8_t* x) {
+__device__ __forceinline__ void multiply_tile(const Arguments& arguments, const uint8_t* x,
+                                              PrefetchedWeights& weights,
+                                              LaneSums<kTileRows>& lane_sums) {
   uint32_t x_address = ptx::shared_address(x + threadIdx.x % 32 * kVectorBytes);
-  for (int k_tile = 0; k_tile < weights.arguments.k_tiles; ++k_tile) {
+  for (int k_tile = 0; k_tile < arguments.k_tiles; ++k_tile) {
 #pragma unroll
     for (int step = 0; step < Config::kStepsPerKTile; ++step) {
       multiply_step<kTileRows>(lane_sums, weights, step, x_address);
-      weights.load(step);
+      weights.load_next(step);
       x_address += kTileRows * Config::kStepK * sizeof(Sum<kTileRows>);
     }
-    weights.advance();
   }
 }
 

@@ -88,22 +88,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
     skinny_kernel(const __grid_constant__ Arguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  constexpr int kSums = kTileRows * Config::kTileColumns;  // of a buffer
+  constexpr int kSums = kTileRows * Config::kTileColumns;  // a buffer's
   double* const all_sums = reinterpret_cast<double*>(dynamic_memory);
   SumBuffers buffers{all_sums, all_sums + kSums};
   uint8_t* const x = reinterpret_cast<uint8_t*>(all_sums + 2 * kSums);
-  const int lane = threadIdx.x % 32;
   const int k_range = arguments.k_tiles * Config::kKTileDepth;
   const int block_first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % arguments.x_tiles * kTileRows;
   int tile = cluster / arguments.x_tiles;
 
-  PrefetchedWeights weights{arguments, tile, block_first_k + lane * Config::kLaneK};
-  weights.find_columns();
-#pragma unroll
-  for (int step = 0; step < Config::kStepsPerKTile; ++step) weights.load(step);
-  weights.advance();
+  PrefetchedWeights weights(arguments, tile, block_first_k);
   load_x<kTileRows>(arguments, x, first_row, block_first_k, k_range);
   __syncthreads();
 
@@ -111,15 +106,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   int previous_tile = -1;  // none yet
   const auto finish_previous_tile = [&] {
     ptx::cluster_wait();
-    store_results<kTileRows>(arguments, buffers.previous, first_row,
-                             previous_tile * Config::kTileColumns);
+    store_share_of_tile<kTileRows>(arguments, buffers.previous, first_row,
+                                   previous_tile * Config::kTileColumns);
   };
   for (; tile < arguments.weight_tiles; tile += arguments.tile_step()) {
     if (arguments.epilogue.bias != nullptr && threadIdx.x == 0) {
       ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
     }
     LaneSums<kTileRows> lane_sums = {};
-    multiply_tile<kTileRows>(lane_sums, weights, x);
+    multiply_tile<kTileRows>(arguments, x, weights, lane_sums);
     double totals[WarpTotals<kTileRows>::kOfLane];
     add_lanes(lane_sums, totals);
     if (previous_tile >= 0) finish_previous_tile();
@@ -156,9 +151,9 @@ int known_active_clusters(int log_size) {
 
 // How the work is divided among clusters.
 struct Clusters {
-  int cluster_size = 0;  // blocks of a cluster
-  int blocks = 0;        // of all clusters; 0 if x fits into no cluster
-  int k_tiles = 0;       // of each block
+  int cluster_size = 0;  // in blocks
+  int blocks = 0;        // in all clusters; 0 if x fits into no cluster
+  int k_tiles = 0;       // each block multiplies so many
 };
 
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but

@@ -159,8 +159,8 @@ __device__ float add_rest_and_bias(const Arguments& arguments, const double* blo
 //   warp    0     0     0     0     0     0     0     0     1     1
 //   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
 template <int kTileRows>
-__device__ void store_results(const Arguments& arguments, const double* sums, int first_row,
-                              int first_column) {
+__device__ void store_share_of_tile(const Arguments& arguments, const double* sums, int first_row,
+                                    int first_column) {
   const int rank = ptx::cluster_ctarank();
   const int cluster_size = ptx::cluster_nctarank();
   constexpr int kBytesPerRow = Config::kTileColumns / 8;

@@ -113,8 +113,8 @@ int64_t rows_of_chunk(const LinearArguments& call) {
   // Without a device the attribute is 0.
   const int multiprocessors = std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
   const Tiling tiling{Config::kTileRows, divide_up(call.n, Config::kTileColumns), multiprocessors};
-  return kernels::rows_of_chunk(call.m, tiling,
-                                [&](int64_t rows) { return workspace_bytes(call, rows); });
+  return choose_rows_of_chunk(call.m, tiling,
+                              [&](int64_t rows) { return workspace_bytes(call, rows); });
 }
 
 // Launches the three kernels for a chunk. The first chunk splits the weight for all.

@@ -1,6 +1,5 @@
-// copy_subtile: a thread copies its sums of a part of the tile from registers to shared memory. The
-// epilogues of both Hopper GEMM kernels use it (gemm_fp16x3/epilogue.cuh and
-// gemm_one_product/epilogue.cuh).
+// Copies of sums from registers to shared memory, for the epilogues of both Hopper GEMM kernels
+// (gemm_fp16x3/epilogue.cuh and gemm_one_product/epilogue.cuh).
 
 #pragma once
 

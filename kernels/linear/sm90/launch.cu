@@ -36,8 +36,10 @@
 // kernels::cuda at the end of this file.
 
 #include <algorithm>
+#include <optional>
 
 #include "common/launch.cuh"
+#include "common/sizes.h"
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
@@ -95,21 +97,15 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
   return gemm_one_product::Workspace(call).bytes;
 }
 
-// Returns how a chunk of a float32 call is divided into tiles and waves. A last wave with few tiles
-// wastes most of the GPU, so kernels::rows_of_chunk (chunks.h) chooses the size of chunks with the
-// fewest waves.
-//
-// In gemm_one_product each cluster computes whole tiles, so a wave has one tile for each cluster.
-// In gemm_fp16x3 the clusters share the tiles of the last wave evenly (stream-K). The last wave
-// wastes little, so all sizes of chunks are taken to be equally good. To say so, the Tiling makes
-// each tile of x a wave of its own: all sizes of chunks then have the same number of waves.
-Tiling chunk_tiling(const LinearArguments& call) {
+// Returns how the GEMM of a float32 call divides its result into tiles and waves.
+Tiling tiling_of(const LinearArguments& call) {
   Tiling tiling{};
   if (call.precision == Precision::kFloat32Accuracy) {
     tiling.rows_of_tile = gemm_fp16x3::Config::kLargestRows;
-    tiling.weight_tiles = 1;
-    tiling.tiles_of_wave = 1;
+    tiling.weight_tiles = divide_up(call.n, gemm_fp16x3::Config::kTileWeightRows);
+    tiling.tiles_of_wave = std::nullopt;  // stream-K
   } else {
+    // Each cluster computes whole tiles, so a wave has one tile for each cluster.
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     tiling.rows_of_tile = gemm_one_product::Config::kTileRows;
     tiling.weight_tiles = gemm_one_product::tiles_of(call).weight_tiles;
@@ -124,8 +120,8 @@ int64_t rows_of_chunk(const LinearArguments& call) {
   if (call.dtype != DType::kFloat32) return call.m;
   LinearArguments uncopied = call;
   uncopied.weight_is_transposed = false;
-  return kernels::rows_of_chunk(call.m, chunk_tiling(call),
-                                [&](int64_t rows) { return workspace_bytes(uncopied, rows); });
+  return choose_rows_of_chunk(call.m, tiling_of(call),
+                              [&](int64_t rows) { return workspace_bytes(uncopied, rows); });
 }
 
 }  // namespace kernels::sm90
@@ -141,7 +137,7 @@ namespace kernels::cuda {
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;
-  const bool needs_float32_accuracy = is_float32 && call.precision == Precision::kFloat32Accuracy;
+  const bool needs_float32_accuracy = call.precision == Precision::kFloat32Accuracy;
   if (is_float32 && call.x_is_transposed) return false;
   if (needs_float32_accuracy && call.weight_is_transposed) return false;
 

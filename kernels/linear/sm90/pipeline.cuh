@@ -65,7 +65,7 @@ struct BlockConfig {
 // each consumer have one of their own, and advance it once a k-tile.
 template <int kStages>
 struct PipelineState {
-  int index = 0;  // of the stage in the ring
+  int index = 0;  // the stage's place in the ring
   // The turn around the ring, modulo 2. mbarrier_wait takes the parity of a phase:
   //
   //   turn around the ring                              0      1      2      3

@@ -68,67 +68,64 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
   return __uint_as_float(min(largest, kInfinityBits));
 }
 
-// Reads the lane's part of the sample: the same four elements along K of each of the warp's rows,
-// of which the first is first_row. Raises largest_of_lane[i] to the largest magnitude of the
-// elements of row first_row + i. Rows past the last one are left out, and so are the lane's four
-// elements of a row if one of them is past K.
+// Returns where the lane's four elements of a sampled row begin, in a row of k elements. If k is
+// small, they may end past k.
 //
 //   lane        0 .. 3             4 .. 7             ...   28 .. 31
 //   elements    0 .. 15            k/8 .. k/8 + 15    ...   7k/8 .. 7k/8 + 15
 //
 // The beginnings of the spans are rounded down to multiples of four.
-__device__ inline void load_sample(const split::ScaledMatrix& weight, bool is_transposed,
-                                   int64_t first_row, int64_t k,
-                                   float (&largest_of_lane)[SampleConfig::kRows]) {
+__device__ inline int64_t first_k_of_lane(int64_t k) {
   using Config = SampleConfig;
   const int lane = threadIdx.x % 32;
   const int64_t span = lane / Config::kLanesOfSpan;
   const int64_t begin_of_span = span * k / Config::kSpans / 4 * 4;
-  const int64_t first_k = begin_of_span + lane % Config::kLanesOfSpan * Config::kLaneElements;
-  if (first_k + Config::kLaneElements > k) return;
-
-  // A line is a row of the matrix in memory: of the weight [n, k] or of its transpose [k, n]. The
-  // lane reads four neighbours of each of four lines.
-  int64_t first_line = first_row;
-  int64_t line_element = first_k;
-  int64_t lines = weight.rows;
-  int64_t line_size = k;
-  if (is_transposed) {
-    first_line = first_k;
-    line_element = first_row;
-    lines = k;
-    line_size = weight.rows;
-  }
-  float v[Config::kRows][Config::kLaneElements] = {};  // [line][neighbour]
-#pragma unroll
-  for (int i = 0; i < Config::kRows; ++i) {
-    if (first_line + i >= lines) break;
-    load_floats(v[i], weight.source + (first_line + i) * weight.row_stride, line_element, line_size,
-                /*is_aligned=*/true);
-  }
-#pragma unroll
-  for (int row = 0; row < Config::kRows; ++row) {
-#pragma unroll
-    for (int i = 0; i < Config::kLaneElements; ++i) {
-      const float element = is_transposed ? v[i][row] : v[row][i];
-      largest_of_lane[row] = fmaxf(largest_of_lane[row], fabsf(element));
-    }
-  }
+  return begin_of_span + lane % Config::kLanesOfSpan * Config::kLaneElements;
 }
 
-// The kRows rows of the weight from first_row on, whose exponents one warp makes, and the lane's
-// part of their sample. The weight [n, k] may be stored as its transpose [k, n].
+// The elements that a lane loads, as they are in memory: four neighbours of each of four lines. A
+// line is a row of the stored matrix, which is the weight [n, k] or its transpose [k, n].
+struct SampledLines {
+  int64_t first;            // the number of the first line
+  int64_t first_neighbour;  // where the four neighbours begin in each line
+  int64_t count;            // lines of the whole matrix
+  int64_t size;             // elements of a line
+};
+
+// The kRows rows of the weight from first_row on, whose exponents one warp makes, and what the lane
+// has found in its sample of them. The weight [n, k] may be stored as its transpose [k, n].
 struct SampledRows {
   const split::ScaledMatrix& weight;
   bool is_transposed;
   int64_t first_row;
   int64_t k;
-  float largest_of_lane[SampleConfig::kRows] = {};  // of the lane's elements of each row
+  float largest_of_lane[SampleConfig::kRows] = {};  // the largest magnitude in each row
 
+  // Loads the lane's four elements along K of each row. Rows past the last one are left out, and so
+  // are the four elements if one of them is past K.
   __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_row,
                          int64_t k)
       : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
-    load_sample(weight, is_transposed, first_row, k, largest_of_lane);
+    using Config = SampleConfig;
+    const int64_t first_k = first_k_of_lane(k);
+    if (first_k + Config::kLaneElements > k) return;
+    const SampledLines lines = is_transposed ? SampledLines{first_k, first_row, k, weight.rows}
+                                             : SampledLines{first_row, first_k, weight.rows, k};
+    float v[Config::kRows][Config::kLaneElements] = {};  // [line][neighbour]
+#pragma unroll
+    for (int i = 0; i < Config::kRows; ++i) {
+      if (lines.first + i >= lines.count) break;
+      const float* const line = weight.source + (lines.first + i) * weight.row_stride;
+      load_floats(v[i], line, lines.first_neighbour, lines.size, /*is_aligned=*/true);
+    }
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) {
+#pragma unroll
+      for (int i = 0; i < Config::kLaneElements; ++i) {
+        const float element = is_transposed ? v[i][row] : v[row][i];
+        largest_of_lane[row] = fmaxf(largest_of_lane[row], fabsf(element));
+      }
+    }
   }
 
   // Returns the largest magnitude in row first_row + i, all of which is read.

@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
     cleared[i] = 0;
   }
   const auto form = x.lo != nullptr ? split::Form::kWithLo : split::Form::kWithoutLo;
+  // The number of the block among those that split x; below 0 if it samples the weight.
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
   const bool splits_x = x_block >= 0;
   // The number of the warp in the grid.

@@ -29,7 +29,7 @@
 namespace kernels::nonfinite {
 
 struct NonfiniteConfig {
-  static constexpr int kThreads = 256;          // of a block
+  static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;  // they divide the K of a tile among them
   static constexpr int kBlocksPerMultiprocessor = 4;
   // A tile is 4 rows of out, from 4 rows of x, and 8 columns, from 8 rows of the weight: 32
@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply_tile(const split::ScaledMatrix& x,
           has_nonfinite_element<Config::kTileColumns>(weight, first_column, element)));
     uint32_t found = __ballot_sync(0xffffffff, is_nonfinite);  // bit i: element first + i
     while (found != 0) {
-      const int64_t found_element = first + __ffs(found) - 1;  // of the lowest bit
+      const int64_t found_element = first + __ffs(found) - 1;  // the lowest bit's
       found &= found - 1;                                      // clears this bit
       sum = fma(double{x_row[found_element]}, double{weight_row[found_element]}, sum);
     }
@@ -124,8 +124,8 @@ __device__ __forceinline__ void multiply_tile(const split::ScaledMatrix& x,
 //
 // The eight lanes of a row of x share a byte of the mask, which the first of them stores. Example:
 // lanes 8 to 15 have the second row, so lane 8 takes bits 8 to 15 of both ballots.
-__device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, int row, int column,
-                                              bool is_replaced, float z) {
+__device__ __forceinline__ void store_replacements(const Epilogue<float>& epilogue, int row,
+                                                   int column, bool is_replaced, float z) {
   const int lane = threadIdx.x % 32;
   const int first_lane = lane / NonfiniteConfig::kTileColumns * NonfiniteConfig::kTileColumns;
   const uint32_t replaced = (__ballot_sync(0xffffffff, is_replaced) >> first_lane) & 0xff;
@@ -138,9 +138,9 @@ __device__ __forceinline__ void store_results(const Epilogue<float>& epilogue, i
   }
 }
 
-// Replaces those results of a tile whose own row of x or of the weight is kNonfinite. Lane j of the
-// first warp has result j; it adds the warps' shares of the sum, warp_sums, and the bias. The other
-// warps do nothing.
+// Replaces the results of a tile that belong to a kNonfinite row of x or of the weight. Lane j of
+// the first warp has result j; it adds the warps' shares of the sum, warp_sums, and the bias. The
+// other warps do nothing.
 __device__ __forceinline__ void replace_results(
     const split::ScaledMatrix& x, const split::ScaledMatrix& weight,
     const Epilogue<float>& epilogue, int first_row, int first_column,
@@ -156,7 +156,7 @@ __device__ __forceinline__ void replace_results(
       exists && (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
   double sum = is_replaced && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
   for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
-  store_results(epilogue, row, column, is_replaced, static_cast<float>(sum));
+  store_replacements(epilogue, row, column, is_replaced, static_cast<float>(sum));
 }
 
 // Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. It takes
@@ -166,9 +166,10 @@ __device__ __forceinline__ void replace_results(
 // has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
 // pointer is null.
 //
-// If a row of the weight is kNonfinite, the tiles with work are n / 8 tiles apart, which is often a
-// power of two. An even number of blocks could give all of them to a few blocks, so the number is
-// odd: kBlocksPerMultiprocessor for each multiprocessor, less one.
+// If a row of the weight is kNonfinite, the tiles with work are n / 8 tiles apart. An even number
+// of blocks may share a large divisor with n / 8, and then a few blocks get all of the work.
+// Example: n = 8192 and 528 blocks, four for each multiprocessor of an H200. Tiles with work are
+// 1024 apart, so only every 16th block has any: 33 blocks. Therefore one block less is launched.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                                   NonfiniteConfig::kBlocksPerMultiprocessor)
     nonfinite_kernel(const __grid_constant__ split::ScaledMatrix x,

@@ -175,35 +175,35 @@ struct RowScale {
   }
 };
 
-// One row, and this thread's part of it: the octets that begin at elements start + g * step, for
-// g = 0, 1, ... All elements are needed twice: to find the largest, and to be split. In between,
-// the first kKeptOctets octets stay in registers. The further octets of long rows are loaded twice.
+// One row, and this thread's octets of it: octet g begins at element start + g * step. All elements
+// are needed twice: to find the largest, and to be split. In between, the first kKeptOctets octets
+// stay in registers. The further octets of long rows are loaded twice.
 struct RowOfThread {
   const ScaledMatrix& matrix;
   Form form;
-  int64_t row;
+  int64_t index;  // the row's number in the matrix
   int64_t k;
   int64_t padded_k;
   const float* source;  // the row's first element
   int64_t start;
   int64_t step;
 
-  __device__ RowOfThread(const ScaledMatrix& matrix, Form form, int64_t row, int64_t k, int thread,
-                         int threads)
+  __device__ RowOfThread(const ScaledMatrix& matrix, Form form, int64_t index, int64_t k,
+                         int thread, int threads)
       : matrix(matrix),
         form(form),
-        row(row),
+        index(index),
         k(k),
         padded_k(padded(k)),
-        source(matrix.source + row * matrix.row_stride),
+        source(matrix.source + index * matrix.row_stride),
         start(kOctet * thread),
         step(int64_t{kOctet} * threads) {}
 
   // Returns where the octet that begins at element i is stored, as an index of hi or lo.
   __device__ int64_t place_of(int64_t i) const {
     const int depth = k_tile_depth(form);
-    if (!matrix.is_k_tiled) return row * padded_k + i;
-    return matrix.k_tiled_index(/*k_tile=*/i / depth, row) + i % depth;
+    if (!matrix.is_k_tiled) return index * padded_k + i;
+    return matrix.k_tiled_index(/*k_tile=*/i / depth, index) + i % depth;
   }
 };
 
@@ -213,8 +213,8 @@ struct OctetPlaces {
   int64_t first;
   int64_t step;
 
-  __device__ explicit OctetPlaces(const RowOfThread& part)
-      : first(part.place_of(part.start)), step(part.place_of(part.start + part.step) - first) {}
+  __device__ explicit OctetPlaces(const RowOfThread& row)
+      : first(row.place_of(row.start)), step(row.place_of(row.start + row.step) - first) {}
 
   // Returns where octet g is stored, as an index of hi or lo.
   __device__ int64_t of_octet(int64_t g) const { return first + g * step; }
@@ -230,17 +230,17 @@ __device__ __forceinline__ void update_largest(const float (&v)[kOctet], uint32_
 }
 
 // Step 1 of split_row: loads the thread's octets, of which the first stay in `kept`. Returns the
-// bits of the largest magnitude in the thread's part of the row.
+// bits of the largest magnitude among these octets.
 __device__ __forceinline__ uint32_t
-load_and_find_largest(const RowOfThread& part, float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
+load_and_find_largest(const RowOfThread& row, float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
   uint32_t largest_bits = 0;
-  load_octets(kept, part.source, part.start, part.step, part.k);
+  load_octets(kept, row.source, row.start, row.step, row.k);
 #pragma unroll
   for (int g = 0; g < kKeptOctets; ++g) update_largest(kept[g], &largest_bits);
-  for (int64_t i = part.start + kKeptOctets * part.step; i < part.k; i += part.step) {
+  for (int64_t i = row.start + kKeptOctets * row.step; i < row.k; i += row.step) {
     float v[1][kOctet];
-    load_octets(v, part.source, i, part.step, part.k);
+    load_octets(v, row.source, i, row.step, row.k);
     update_largest(v[0], &largest_bits);
   }
   return largest_bits;
@@ -249,13 +249,13 @@ load_and_find_largest(const RowOfThread& part, float (&kept)[SplitConfig::kKeptO
 // Step 3 of split_row: scales, splits and stores the thread's octets. Counts the subnormals of a
 // row with hi alone.
 __device__ __forceinline__ SubnormalCounter
-split_and_store(const RowOfThread& part, const RowScale& scale,
+split_and_store(const RowOfThread& row, const RowScale& scale,
                 const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
   SubnormalCounter counter;
   constexpr int kKeptOctets = SplitConfig::kKeptOctets;
-  const ScaledMatrix& matrix = part.matrix;
-  const bool has_lo = part.form == Form::kWithLo;
-  const OctetPlaces places(part);
+  const ScaledMatrix& matrix = row.matrix;
+  const bool has_lo = row.form == Form::kWithLo;
+  const OctetPlaces places(row);
   const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
     float scaled[kOctet];
     scale.apply(v, scaled);
@@ -267,7 +267,7 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
       split_pair(scaled[2 * j], scaled[2 * j + 1], &hi[j], &lo[j]);
     }
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
-    const bool exists = part.start + g * part.step < part.padded_k;
+    const bool exists = row.start + g * row.step < row.padded_k;
     const int64_t place = places.of_octet(g);
     store_octet(matrix.hi + place, hi, is_interleaved, exists);
     if (has_lo) store_octet(matrix.lo + place, lo, is_interleaved, exists);
@@ -275,35 +275,35 @@ split_and_store(const RowOfThread& part, const RowScale& scale,
   // The conditions of both loops are the same for all threads, as all must call store_octet.
 #pragma unroll
   for (int g = 0; g < kKeptOctets; ++g) {
-    if (g * part.step < part.padded_k) split_octet(g, kept[g]);
+    if (g * row.step < row.padded_k) split_octet(g, kept[g]);
   }
-  for (int64_t g = kKeptOctets; g * part.step < part.padded_k; ++g) {
+  for (int64_t g = kKeptOctets; g * row.step < row.padded_k; ++g) {
     float v[1][kOctet];
-    load_octets(v, part.source, part.start + g * part.step, part.step, part.k);
+    load_octets(v, row.source, row.start + g * row.step, row.step, row.k);
     split_octet(g, v[0]);
   }
   return counter;
 }
 
-// Splits one row of k elements. All threads of the splitter call it. A block must pass
-// __syncthreads between two rows.
-__device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t row, int64_t k,
+// Splits the row of this index, which has k elements. All threads of the splitter call it. A block
+// must pass __syncthreads between two rows.
+__device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t index, int64_t k,
                                  Splitter splitter) {
   const bool is_warp = splitter == Splitter::kWarp;
   const int threads = is_warp ? 32 : blockDim.x;
   const int thread = is_warp ? threadIdx.x % 32 : threadIdx.x;
-  const RowOfThread part(matrix, form, row, k, thread, threads);
+  const RowOfThread row(matrix, form, index, k, thread, threads);
 
   // 1. Find the largest magnitude.
   float kept[SplitConfig::kKeptOctets][kOctet];
-  uint32_t largest_bits = load_and_find_largest(part, kept);
+  uint32_t largest_bits = load_and_find_largest(row, kept);
   largest_bits = reduce(largest_bits, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
 
   // 2. Choose the power of two.
   const RowScale scale(largest_bits, form);
 
   // 3. Scale, split and store.
-  const SubnormalCounter counter = split_and_store(part, scale, kept);
+  const SubnormalCounter counter = split_and_store(row, scale, kept);
 
   // 4. Decide whether the split represents the row, and store the answer with the exponent.
   bool is_represented = scale.can_split;
@@ -318,8 +318,8 @@ __device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t 
   }
   if (thread != 0) return;
   const bool needs_tf32 = form == Form::kWithoutLo && !is_represented;
-  matrix.exponent[row] = needs_tf32 ? kNeedsTf32 : scale.exponent;
-  if (form == Form::kWithLo) matrix.row_state[row] = is_represented ? kExact : kNonfinite;
+  matrix.exponent[index] = needs_tf32 ? kNeedsTf32 : scale.exponent;
+  if (form == Form::kWithLo) matrix.row_state[index] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::split

@@ -14,23 +14,23 @@ namespace kernels::sm80::gemm_fp16x3 {
 struct Config {
   static constexpr int kThreads = 256;
 
-  // The tile of a block, the part of it that a warp computes, and the depth of a k-tile. Rows and
-  // columns are those of out: column n is made from row n of the weight.
+  // The tile of a block, the rows and columns of it that a warp computes, and the depth of a
+  // k-tile. Rows and columns are those of out: column n is made from row n of the weight.
   static constexpr int kTileRows = 128;
   static constexpr int kTileColumns = 128;
   static constexpr int kWarpRows = 64;
   static constexpr int kWarpColumns = 32;
   static constexpr int kKTileDepth = 32;
-  static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // of a k-tile
-  static constexpr int kPartBytes = kTileRows * kRowBytes;        // hi or lo of one operand
+  static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // a row of a k-tile: hi or lo
+  static constexpr int kHalfBytes = kTileRows * kRowBytes;  // a k-tile of one operand: hi or lo
 
   // A vector is the part of a row that one cp.async copies, and that ldmatrix reads at once.
-  static constexpr int kVectorHalves = kVectorBytes / sizeof(__half);
+  static constexpr int kVectorElements = kVectorBytes / sizeof(__half);
   static constexpr int kRowVectors = kRowBytes / kVectorBytes;
 
   // A stage of the ring holds a k-tile: x hi, x lo, weight hi, weight lo. The ring takes 128 KiB,
   // more than a block can have on sm_86, sm_89 and sm_120.
-  static constexpr int kStageBytes = 4 * kPartBytes;
+  static constexpr int kStageBytes = 4 * kHalfBytes;
   static constexpr int kStages = 4;
   static constexpr int kSharedBytes = kStages * kStageBytes;
 
@@ -49,7 +49,7 @@ struct Config {
   static constexpr int kSubtileRows = kSubtileFragments * kMmaM;
   static constexpr int kSubtileColumns = kWarpColumns;
   static constexpr int kSubtilePitch = kSubtileColumns + 8;            // floats
-  static constexpr int kSubtileFloats = kSubtileRows * kSubtilePitch;  // of a warp
+  static constexpr int kSubtileFloats = kSubtileRows * kSubtilePitch;  // a warp's
 };
 static_assert(Config::kTileRows / Config::kWarpRows *
                       (Config::kTileColumns / Config::kWarpColumns) ==
@@ -67,8 +67,8 @@ static_assert(Config::kThreads / 32 * Config::kSubtileFloats * sizeof(float) <=
                   Config::kSharedBytes,
               "the epilogue's subtiles reuse the memory of the stages");
 
-// The parts of a split number, as indices of fragments.
-enum Part { kHi, kLo };
+// The two halves of a split number, as indices of fragments.
+enum Half { kHi, kLo };
 
 // Returns the byte offset of a 16-byte vector in a k-tile of hi or lo of one operand. ldmatrix
 // reads the same vector of eight rows at once, which must be in different banks. Two rows, of 64

@@ -65,13 +65,13 @@ struct LaneColumns {
 // Finishes and stores a warp's results, one subtile of 32 rows after the other. The sums pass
 // through the warp's shared memory, `staged`, so that a lane gets four neighbouring columns of a
 // row to store.
-__device__ __forceinline__ void store_results(
+__device__ __forceinline__ void store_warp_results(
     const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], float* staged,
     const WarpOutput& output) {
   constexpr int kLanesOfRow = Config::kSubtileColumns / 4;
   const int lane = threadIdx.x % 32;
   const int staged_column = lane % kLanesOfRow * 4;
-  const int first_column = output.first_column + staged_column;  // of the lane
+  const int first_column = output.first_column + staged_column;  // the lane's
   const LaneColumns columns(output, first_column);
 #pragma unroll
   for (int first_fragment = 0; first_fragment < Config::kXFragments;

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int warp_row = warp / kWarpsInARow * Config::kWarpRows;
   const int warp_column = warp % kWarpsInARow * Config::kWarpColumns;
   const Tile tile = tiles.find(blockIdx.x);
-  const int first_row = tile.x * Config::kTileRows;
-  const int first_column = tile.weight * Config::kTileColumns;
+  const int first_row = tile.x_tile * Config::kTileRows;
+  const int first_column = tile.weight_tile * Config::kTileColumns;
   Copies copies(x, weight, first_row, /*weight_row=*/first_column, k, shared_start);
   Fragments fragments(shared_start, warp_row, warp_column);
   Results results;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float* const staged = reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats;
   const WarpOutput output{epilogue, x.exponent, weight.exponent, first_row + warp_row,
                           first_column + warp_column};
-  store_results(results.sums, staged, output);
+  store_warp_results(results.sums, staged, output);
 #endif
 }
 

@@ -24,9 +24,9 @@ namespace kernels::sm80::gemm_fp16x3 {
 // end become zeros.
 struct Copies {
   static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
-  static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // of each operand
+  static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // in each operand
 
-  // The thread's part of x or of the weight.
+  // The rows of x, or of the weight, that the thread copies.
   struct Operand {
     const __half* hi;  // hi of the vector that is copied next, in the thread's first row
     int64_t hi_to_lo;  // elements from a number's hi to its lo
@@ -43,12 +43,12 @@ struct Copies {
   __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
                     int x_row, int weight_row, int k, uint32_t shared) {
     stride = k;
-    const int row = threadIdx.x / Config::kRowVectors;  // of the k-tile of either operand
+    const int row = threadIdx.x / Config::kRowVectors;  // in the k-tile, of either operand
     const int vector = threadIdx.x % Config::kRowVectors;
     x = operand_from(operand_x, x_row, row, vector);
     weight = operand_from(operand_weight, weight_row, row, vector);
     target = shared + vector_offset(row, vector);
-    k_left = k - vector * Config::kVectorHalves;
+    k_left = k - vector * Config::kVectorElements;
   }
 
   // Starts a quarter of a k-tile's copies, so that they can be spread among the products. Quarters
@@ -61,7 +61,7 @@ struct Copies {
     if (quarter < kRowsOfThread) {
       copy_vector(address, x, row);
     } else {
-      copy_vector(address + 2 * Config::kPartBytes, weight, row);
+      copy_vector(address + 2 * Config::kHalfBytes, weight, row);
     }
     const bool is_last_quarter = quarter == 3;
     if (is_last_quarter) begin_next_k_tile();
@@ -77,14 +77,14 @@ struct Copies {
     stage = next_stage(stage);
   }
 
-  // Returns the thread's part of a matrix. The tile begins at first_row, and the thread at `row`
-  // and `vector` of the tile.
+  // Returns the rows of a matrix that the thread copies. The tile begins at first_row, and the
+  // thread at `row` and `vector` of the tile.
   __device__ Operand operand_from(const split::ScaledMatrix& matrix, int first_row, int row,
                                   int vector) const {
     Operand operand;
     operand.hi_to_lo = matrix.lo - matrix.hi;
     operand.rows_left = matrix.rows - first_row - row;
-    operand.hi = matrix.hi + stride * (first_row + row) + vector * Config::kVectorHalves;
+    operand.hi = matrix.hi + stride * (first_row + row) + vector * Config::kVectorElements;
     return operand;
   }
 
@@ -94,7 +94,7 @@ struct Copies {
     const bool exists = k_left > 0 && row < operand.rows_left;
     const __half* const hi = operand.hi + stride * row;
     ptx::copy_async(address, hi, exists);
-    ptx::copy_async(address + Config::kPartBytes, hi + operand.hi_to_lo, exists);
+    ptx::copy_async(address + Config::kHalfBytes, hi + operand.hi_to_lo, exists);
   }
 };
 
@@ -103,11 +103,11 @@ struct Copies {
 // ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
 // kept, because the hi products come after the lo products of both k-steps.
 struct Fragments {
-  static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // of a row in a k-step
+  static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // a row in a k-step
 
-  // The fragments of x have the indices k-step, fragment, Part, register.
+  // The fragments of x have the indices k-step, fragment, Half, register.
   uint32_t a[2][Config::kXFragments][2][4];
-  // The fragments of the weight have the indices k-step, Part, fragment, register.
+  // The fragments of the weight have the indices k-step, Half, fragment, register.
   uint32_t b[2][2][Config::kWeightFragments][2];
   // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
   // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:
@@ -122,7 +122,7 @@ struct Fragments {
   __device__ Fragments(uint32_t shared, int warp_row, int warp_column) {
     const int lane = threadIdx.x % 32;
     a_address = shared + vector_offset(warp_row + lane % 16, lane / 16);
-    b_address = shared + 2 * Config::kPartBytes +
+    b_address = shared + 2 * Config::kHalfBytes +
                 vector_offset(warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
 
@@ -130,10 +130,10 @@ struct Fragments {
   // becomes 2 or 3. This is vector ^ 2, so the swizzled address changes by ^ kStepBytes.
   __device__ void load_a(uint32_t stage, int k_step, int fragment) {
 #pragma unroll
-    for (int part = kHi; part <= kLo; ++part) {
-      uint32_t (&target)[4] = a[k_step][fragment][part];
+    for (int half = kHi; half <= kLo; ++half) {
+      uint32_t (&target)[4] = a[k_step][fragment][half];
       const uint32_t place =
-          stage + part * Config::kPartBytes + fragment * (Config::kMmaM * Config::kRowBytes);
+          stage + half * Config::kHalfBytes + fragment * (Config::kMmaM * Config::kRowBytes);
       ptx::load_matrices(target[0], target[1], target[2], target[3],
                          (a_address ^ k_step * kStepBytes) + place);
     }
@@ -142,15 +142,15 @@ struct Fragments {
   // Loads a quarter of the weight's fragments of a k-step: the first two quarters load hi, the
   // others lo. One instruction loads two fragments.
   __device__ void load_b(uint32_t stage, int k_step, int quarter) {
-    constexpr int kLoadsOfPart = Config::kWeightFragments / 2;
-    constexpr int kLoads = 2 * kLoadsOfPart / 4;  // of a quarter
+    constexpr int kLoadsOfHalf = Config::kWeightFragments / 2;
+    constexpr int kLoads = 2 * kLoadsOfHalf / 4;  // in a quarter
 #pragma unroll
     for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
-      const int part = i / kLoadsOfPart;
-      const int j = i % kLoadsOfPart * 2;
-      uint32_t (&target)[Config::kWeightFragments][2] = b[k_step][part];
+      const int half = i / kLoadsOfHalf;
+      const int j = i % kLoadsOfHalf * 2;
+      uint32_t (&target)[Config::kWeightFragments][2] = b[k_step][half];
       const uint32_t place =
-          stage + part * Config::kPartBytes + j * (Config::kMmaN * Config::kRowBytes);
+          stage + half * Config::kHalfBytes + j * (Config::kMmaN * Config::kRowBytes);
       ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
                          (b_address ^ k_step * kStepBytes) + place);
     }
@@ -199,11 +199,11 @@ struct Results {
   }
 
  private:
-  // Adds the products of one part of a fragment of x and one part of all fragments of the weight.
-  __device__ void multiply(const Fragments& f, int k_step, int fragment, Part part_a, Part part_b) {
+  // Adds the products of hi or lo of a fragment of x and hi or lo of all fragments of the weight.
+  __device__ void multiply(const Fragments& f, int k_step, int fragment, Half half_a, Half half_b) {
 #pragma unroll
     for (int j = 0; j < Config::kWeightFragments; ++j) {
-      ptx::mma(accumulators[fragment][j], f.a[k_step][fragment][part_a], f.b[k_step][part_b][j]);
+      ptx::mma(accumulators[fragment][j], f.a[k_step][fragment][half_a], f.b[k_step][half_b][j]);
     }
   }
 };

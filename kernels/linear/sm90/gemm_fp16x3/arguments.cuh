@@ -25,7 +25,10 @@
 namespace kernels::sm90::gemm_fp16x3 {
 
 struct Config {
-  // ----- The tile of a block: 128 rows of weight, and 176, 160, 128 or 64 rows of x
+  // ----- The tile: 256 rows of weight, and 176, 160, 128 or 64 rows of x
+  //
+  // A cluster computes a tile. Each of its two blocks has 128 of the rows of weight, and all of the
+  // rows of x.
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
@@ -33,6 +36,7 @@ struct Config {
   // column n of out, so these are also the numbers of columns.
   static constexpr int kWarpWeightRows = 16;
   static constexpr int kBlockWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
+  static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
 
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
@@ -181,11 +185,12 @@ struct Tiles {
   __host__ __device__ RowRange rows_of(const Tile& tile) const {
     const unsigned pattern_length = order.x_tiles;
     const unsigned largest_in_pattern = largest_x_tiles;
-    const unsigned shift = tile.weight * largest_in_pattern % pattern_length;
-    const unsigned place = shift + tile.x;
+    const unsigned shift = tile.weight_tile * largest_in_pattern % pattern_length;
+    const unsigned place = shift + tile.x_tile;
     const unsigned largest_before = count_largest(place, largest_in_pattern, pattern_length) -
                                     count_largest(shift, largest_in_pattern, pattern_length);
-    const int begin = tile.x * other_rows + largest_before * (Config::kLargestRows - other_rows);
+    const int begin =
+        tile.x_tile * other_rows + largest_before * (Config::kLargestRows - other_rows);
     const bool is_largest = place % pattern_length < largest_in_pattern;
     return {begin, is_largest ? Config::kLargestRows : other_rows};
   }
@@ -234,9 +239,9 @@ struct EpilogueInputs {
     int exponent;
     float bias;
   } columns[Config::kBlockWeightRows];
-  int first_row;     // of the tile
+  int first_row;     // the tile's first row
   int end_row;       // one past the tile's last row that exists
-  int first_column;  // of the block
+  int first_column;  // the block's first column
   int tile_is_fast;  // 1 if the tile may take the fast epilogue
 };
 
@@ -247,7 +252,7 @@ struct SharedMemory {
   // A subtile of each thread's sums, in the general epilogue.
   float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
                 [BlockConfig::kWarpgroupThreads];
-  EpilogueInputs epilogue_inputs[2];  // of this work tile, and of the next
+  EpilogueInputs epilogue_inputs[2];  // this work tile's, and the next one's
   Barriers<Config::kStages> barriers;
 };
 static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared memory");
@@ -259,7 +264,7 @@ static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
 // Returns the first row of the weight that a block multiplies for a tile, which is also the number
 // of its first column of out. `rank` is the block's number in its cluster.
 __device__ inline int first_weight_row(const Tile& tile, int rank) {
-  return (tile.weight * BlockConfig::kClusterSize + rank) * Config::kBlockWeightRows;
+  return (tile.weight_tile * BlockConfig::kClusterSize + rank) * Config::kBlockWeightRows;
 }
 
 // Returns whether this launch computes the tiles of a weight tile. The first launch computes all;
@@ -268,10 +273,9 @@ __device__ inline int first_weight_row(const Tile& tile, int rank) {
 // of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
 __device__ inline bool computes_weight_tile(const Arguments& args, int weight_tile) {
   if (!args.is_second_launch) return true;
-  constexpr int kTileWeightRows = BlockConfig::kClusterSize * Config::kBlockWeightRows;
   bool has_inexact = false;
-  for (int i = threadIdx.x % 32; i < kTileWeightRows; i += 32) {
-    const int weight_row = weight_tile * kTileWeightRows + i;
+  for (int i = threadIdx.x % 32; i < Config::kTileWeightRows; i += 32) {
+    const int weight_row = weight_tile * Config::kTileWeightRows + i;
     has_inexact |=
         weight_row < args.epilogue.n && __ldcg(args.weight.row_state + weight_row) != split::kExact;
   }
@@ -288,7 +292,7 @@ __device__ __forceinline__ void for_each_work_tile(const Arguments& args, const 
         kIsUniform ? args.schedule.uniform_work_tile(i) : args.schedule.work_tile(i);
     if (!work.exists()) break;
     const Tile tile = args.tiles.find(work.tile);
-    if (computes_weight_tile(args, tile.weight)) body(work, tile);
+    if (computes_weight_tile(args, tile.weight_tile)) body(work, tile);
   }
 }
 

@@ -20,15 +20,13 @@
 #include "common/launch.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/gemm_fp16x3/stream_k.cuh"
-#include "linear/sm90/pipeline.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-// Returns the tiles that cover M and N if a tile has `rows` rows of x and 256 columns.
-inline TileOrder tiles_of(int64_t m, int64_t n, int rows) {
-  constexpr int kTileColumns = Config::kBlockWeightRows * BlockConfig::kClusterSize;
-  return {blocks_of(m, rows), blocks_of(n, kTileColumns)};
+// Returns the tiles that cover x [m, k] and weight [n, k] if a tile has `rows` rows of x.
+inline TileOrder cover_with_tiles(int64_t m, int64_t n, int rows) {
+  return {blocks_of(m, rows), blocks_of(n, Config::kTileWeightRows)};
 }
 
 // The estimated time of the last wave, which has `tiles` tiles, fewer than there are clusters. The
@@ -78,7 +76,7 @@ inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
 inline Tiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   const int k_groups = Config::k_groups(k);
 
-  const TileOrder mixed = tiles_of(m, n, Config::kLargestRows);
+  const TileOrder mixed = cover_with_tiles(m, n, Config::kLargestRows);
   const int largest_x_tiles = count_largest_x_tiles(m, k, mixed.x_tiles);
   const int mean_rows = Config::kLargeRows + (Config::kLargestRows - Config::kLargeRows) *
                                                  largest_x_tiles / mixed.x_tiles;
@@ -86,7 +84,7 @@ inline Tiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   double best_time = estimate_time(mixed, mean_rows, k_groups, clusters);
 
   for (const int rows : {Config::kMediumRows, Config::kSmallRows}) {
-    const TileOrder tiles = tiles_of(m, n, rows);
+    const TileOrder tiles = cover_with_tiles(m, n, rows);
     const double time = estimate_time(tiles, rows, k_groups, clusters);
     if (time < best_time) {
       best_time = time;

@@ -24,8 +24,9 @@
 // g = 2 columns 2 and 3.
 //
 // linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
-// (FastEpilogueConfig). The fast epilogue (store_fast) stores two columns at a time straight from
-// registers. The general one (store_general) first collects four neighbouring columns of a row.
+// (FastEpilogueConfig). The fast epilogue (run_fast_epilogue) stores two columns at a time straight
+// from registers. The general one (run_general_epilogue) first collects four neighbouring columns
+// of a row.
 
 #pragma once
 
@@ -135,7 +136,8 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
     const int end_row = min(rows.begin + rows.size, args.epilogue.m);
     const int first_column = first_weight_row(tile, ptx::cluster_ctarank());
-    bool lane_is_fast = args.epilogue.call_is_fast;  // for the rows and columns of this lane
+    // True as long as the fast epilogue supports the rows and columns that this lane loads.
+    bool lane_is_fast = args.epilogue.call_is_fast;
     bool has_nonfinite = false;
     for (int i = lane; i < Config::kLargestRows; i += 32) {
       const int row = rows.begin + i;
@@ -239,50 +241,75 @@ __device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue,
   }
 }
 
+// The two neighbouring columns of out that a thread has in the fast epilogue.
+struct TwoColumns {
+  bool exist;
+  int first_bit;  // the first column's bit in a byte of the mask
+  float weight_unscale[2];
+  float bias[2];
+  float largest[2] = {};  // the largest magnitude of each column's sums so far, or NaN
+
+  __device__ TwoColumns(const EpilogueInputs& inputs, int block_column, bool exist)
+      : exist(exist), first_bit(block_column % 8) {
+    const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
+                                               inputs.columns[block_column + 1]};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      weight_unscale[i] = split::power_of_two(-columns[i].exponent);
+      bias[i] = columns[i].bias;
+    }
+  }
+
+  // Makes the results of row r of a pair from the row's two sums. With kMask, also sets their bits
+  // of the mask in byte r of *bits.
+  template <bool kMask>
+  __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue,
+                                                 const float (&sum)[2], float x_unscale, int r,
+                                                 uint32_t* bits) {
+    float out[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      largest[i] = ptx::max_nan(largest[i], fabsf(sum[i]));
+      // The general epilogue gets the same z: multiplication by a power of two is exact.
+      const float z = fmaf(sum[i], x_unscale * weight_unscale[i], bias[i]);
+      if constexpr (kMask) {
+        const bool passes = exist && mask_bit(z);
+        *bits |= (passes ? 1u : 0u) << (8 * r + first_bit + i);
+      }
+      out[i] = epilogue.finish_fast(z);
+    }
+    return make_float2(out[0], out[1]);
+  }
+};
+
 // The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
 // It takes two row blocks at a time, which are four of its rows.
 template <bool kMask>
-__device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, int block_column,
-                           const float (&sums)[Config::kSums]) {
+__device__ void run_fast_epilogue(const Arguments& args, const EpilogueInputs& inputs,
+                                  int block_column, const float (&sums)[Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
   // With a mask, lanes without columns stay, for the exchange.
   if (!kMask && !exists) return;
-  const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
-                                             inputs.columns[block_column + 1]};
-  const float weight_unscale[2] = {split::power_of_two(-columns[0].exponent),
-                                   split::power_of_two(-columns[1].exponent)};
-  float largest[2] = {};                     // the largest magnitude of each column's sums, or NaN
+  TwoColumns columns(inputs, block_column, exists);
   const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
-  const int first_bit = block_column % 8;    // of the thread's columns, in a byte of the mask
   // Row 0 of a pair's four, in out.
   float* target = epilogue.out_at(inputs.first_row + lane_row, column);
 #pragma unroll
   for (int pair = 0; pair < Config::kSums / 8; ++pair) {
     const int first_row_of_pair = inputs.first_row + 16 * pair;
     if (first_row_of_pair >= inputs.end_row) break;
-    uint32_t bits = 0;  // of the mask: byte r is row r's, as in the picture of combine_mask_bytes
+    uint32_t bits = 0;  // the thread's bits of the mask: byte r has row r's (combine_mask_bytes)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {  // the thread's rows
       const int row_of_tile = 16 * pair + lane_row + offset_of_row(r);
       const float x_unscale = split::power_of_two(-inputs.x_exponent[row_of_tile]);
-      float out[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {  // the thread's columns
-        const float sum = sums[sum_index(pair, r, i)];
-        largest[i] = ptx::max_nan(largest[i], fabsf(sum));
-        // The general epilogue gets the same z: multiplication by a power of two is exact.
-        const float z = fmaf(sum, x_unscale * weight_unscale[i], columns[i].bias);
-        if constexpr (kMask) {
-          const bool passes = exists && mask_bit(z);
-          bits |= (passes ? 1u : 0u) << (8 * r + first_bit + i);
-        }
-        out[i] = epilogue.finish_fast(z);
-      }
+      const float sum[2] = {sums[sum_index(pair, r, 0)], sums[sum_index(pair, r, 1)]};
+      const float2 results = columns.make_results<kMask>(epilogue, sum, x_unscale, r, &bits);
       if (exists && inputs.first_row + row_of_tile < inputs.end_row) {
         const int64_t offset = offset_of_row(r) * static_cast<int64_t>(epilogue.n);
-        *reinterpret_cast<float2*>(target + offset) = make_float2(out[0], out[1]);
+        *reinterpret_cast<float2*>(target + offset) = results;
       }
     }
     target += 16 * static_cast<int64_t>(epilogue.n);
@@ -292,7 +319,7 @@ __device__ void store_fast(const Arguments& args, const EpilogueInputs& inputs, 
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const bool is_finite = largest[i] < INFINITY;  // false for NaN, too
+    const bool is_finite = columns.largest[i] < INFINITY;  // false for NaN, too
     if (!is_finite) mark_overflow(args, column + i);
   }
 }
@@ -324,7 +351,7 @@ __device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_secon
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
-__device__ __forceinline__ void store_general(
+__device__ __forceinline__ void run_general_epilogue(
     const Arguments& args, const EpilogueInputs& inputs, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
@@ -334,8 +361,8 @@ __device__ __forceinline__ void store_general(
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
   for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
-    const int first_row = subtile * Config::kSubtileRows;  // of the tile's rows
-    if (inputs.first_row + first_row >= inputs.end_row) break;
+    const int first_row_of_subtile = subtile * Config::kSubtileRows;  // in the tile
+    if (inputs.first_row + first_row_of_subtile >= inputs.end_row) break;
     copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks,
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
@@ -343,7 +370,7 @@ __device__ __forceinline__ void store_general(
       float kept[2];
       float received[2];
       exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], has_second_row, kept, received);
-      const int row_of_tile = first_row + 8 * j + row_in_row_block;
+      const int row_of_tile = first_row_of_subtile + 8 * j + row_in_row_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -363,17 +390,17 @@ __device__ __forceinline__ void store_general(
 
 // The epilogue of a tile: the fast one if the tile may take it, or else the general one.
 // `block_column` is the first of the thread's two columns.
-__device__ inline void store_results(
+__device__ inline void run_epilogue(
     const Arguments& args, const EpilogueInputs& inputs, int block_column,
     float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Config::kSums]) {
   if (!inputs.tile_is_fast) {
     const int first_of_four = block_column / 4 * 4;
-    store_general(args, inputs, first_of_four, staging, sums);
+    run_general_epilogue(args, inputs, first_of_four, staging, sums);
   } else if (args.epilogue.mask == nullptr) {
-    store_fast<false>(args, inputs, block_column, sums);
+    run_fast_epilogue<false>(args, inputs, block_column, sums);
   } else {
-    store_fast<true>(args, inputs, block_column, sums);
+    run_fast_epilogue<true>(args, inputs, block_column, sums);
   }
 }
 

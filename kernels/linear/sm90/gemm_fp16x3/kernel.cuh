@@ -135,8 +135,8 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
     } else {
       const bool is_shared = work.begin > 0;
       if (is_shared) add_partial_sums(args, work.tile, rows, consumer.sums);
-      store_results(args, shared.epilogue_inputs[work_tiles % 2], /*block_column=*/thread_row,
-                    shared.staging[warpgroup], consumer.sums);
+      run_epilogue(args, shared.epilogue_inputs[work_tiles % 2], /*block_column=*/thread_row,
+                   shared.staging[warpgroup], consumer.sums);
     }
     ++work_tiles;
   });
@@ -144,30 +144,34 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
 
 // ----- the kernel
 
-// Prepares the second launch: chooses new exponents for the rows of weight that overflowed fp16, by
-// their largest elements. All warps of a block call it, and a warp takes a row at a time. Each
-// block rescales all rows that it multiplies. Blocks of other clusters may rescale the same rows,
-// and write the same values.
+// Chooses a new exponent for a row of the weight, by its largest element. If that is infinity or
+// NaN, marks the row as kNonfinite: nonfinite.cuh's kernel, after this one, computes its results.
+// All lanes of a warp call it.
+__device__ inline void rescale_row(const Arguments& args, int weight_row) {
+  const float* const elements = args.weight.source + weight_row * args.weight.row_stride;
+  const float largest = largest_of_row(elements, args.k, /*stride=*/1);
+  if (threadIdx.x % 32 != 0) return;
+  const bool is_finite = largest < INFINITY;
+  const int needed = split::kTopExponent - ilogbf(largest);
+  args.weight.exponent[weight_row] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
+  if (!is_finite) {
+    args.weight.row_state[weight_row] = split::kNonfinite;
+    *args.has_nonfinite = 1;
+  }
+}
+
+// Prepares the second launch: rescales the rows of weight that overflowed fp16. All warps of a
+// block call it, and a warp takes a row at a time. Each block rescales all rows that it multiplies.
+// Blocks of other clusters may rescale the same rows, and write the same values.
 __device__ inline void rescale_overflowed_rows(const Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
     const int first_row = first_weight_row(tile, ptx::cluster_ctarank());
     for (int i = threadIdx.x / 32; i < Config::kBlockWeightRows; i += kWarps) {
-      const int row = first_row + i;  // of the weight
-      const bool has_overflowed =
-          row < args.epilogue.n && __ldcg(args.weight.row_state + row) == split::kOverflowed;
-      if (!has_overflowed) continue;
-      const float* const elements = args.weight.source + row * args.weight.row_stride;
-      const float largest = largest_of_row(elements, args.k, /*stride=*/1);
-      if (threadIdx.x % 32 != 0) continue;
-      const bool is_finite = largest < INFINITY;
-      const int needed = split::kTopExponent - ilogbf(largest);
-      args.weight.exponent[row] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
-      if (!is_finite) {
-        // nonfinite.cuh's kernel, after this one, computes the results of such rows.
-        args.weight.row_state[row] = split::kNonfinite;
-        *args.has_nonfinite = 1;
-      }
+      const int weight_row = first_row + i;
+      const bool has_overflowed = weight_row < args.epilogue.n &&
+                                  __ldcg(args.weight.row_state + weight_row) == split::kOverflowed;
+      if (has_overflowed) rescale_row(args, weight_row);
     }
   });
   __syncthreads();

@@ -55,12 +55,12 @@ struct Workspace {
     WorkspaceSlices slices(call.workspace);
     partials.are_stored = slices.add<PartialSums::Flags>(kLaunches * kMaxClusters);
     has_overflowed = slices.add<unsigned>(2);
-    has_nonfinite = slices.part(has_overflowed, 1);
+    has_nonfinite = slices.pointer_into(has_overflowed, 1);
     bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(2 * call.m * split::padded(call.k));
     // A row of a k-tile has its hi first, then its lo.
-    x.lo = slices.part(x.hi, Config::kKTileDepth);
+    x.lo = slices.pointer_into(x.hi, Config::kKTileDepth);
     x.exponent = slices.add<int>(call.m);
     x.row_state = slices.add<int>(call.m);
     weight.exponent = slices.add<int>(call.n);

@@ -127,10 +127,10 @@ static_assert(finds_all_vectors(), "s and r flip different bits of the swizzled 
 
 // A tile's number of rows of x as a type. ptx::wgmma is overloaded for each of these types.
 template <int kRows>
-using Rows = std::integral_constant<int, kRows>;
+using TileRows = std::integral_constant<int, kRows>;
 
-// A lane's part of the warp's 16 rows of the weight in a k-tile, after the split. It is operand A
-// of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
+// A lane's elements of the weight in a k-tile, from its warp's 16 rows, after the split. They are
+// operand A of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
 struct Fragments {
   uint32_t hi[Config::kWgmmasPerKTile][4];
   uint32_t lo[Config::kWgmmasPerKTile][4];
@@ -184,7 +184,7 @@ struct ConsumerWarpgroup {
     }
   }
 
-  // Waits for a stage, and converts the thread's part of its weight to fragments.
+  // Waits for a stage, and converts the thread's elements of its weight to fragments.
   //
   // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K: vector 4 s + c
   // of a row, where s counts the 16 of K. wgmma takes places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9
@@ -223,7 +223,7 @@ struct ConsumerWarpgroup {
   // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
   // `accumulates`, they are added to the accumulators; else they overwrite them.
   template <int kRows>
-  __device__ void multiply_lo(Rows<kRows> rows, const Fragments& fragments, const State& state,
+  __device__ void multiply_lo(TileRows<kRows> rows, const Fragments& fragments, const State& state,
                               bool accumulates) {
     const uint64_t x_hi = descriptor(state);
     const uint64_t x_lo = x_hi + ptx::descriptor_units(Config::kHiBytes);
@@ -239,7 +239,7 @@ struct ConsumerWarpgroup {
 
   // Starts the hi product of a k-tile: x_hi w_hi. `accumulates` is as in multiply_lo.
   template <int kRows>
-  __device__ void multiply_hi(Rows<kRows> rows, const Fragments& fragments, const State& state,
+  __device__ void multiply_hi(TileRows<kRows> rows, const Fragments& fragments, const State& state,
                               bool accumulates) {
     const uint64_t x_hi = descriptor(state);
     ptx::wgmma_fence();
@@ -254,7 +254,7 @@ struct ConsumerWarpgroup {
   // Starts a hi product that follows another one. With kPromotesFirst the other one is promoted
   // before, else both are summed in the accumulators.
   template <bool kPromotesFirst, int kRows>
-  __device__ void multiply_next_hi(Rows<kRows> rows, const Fragments& fragments,
+  __device__ void multiply_next_hi(TileRows<kRows> rows, const Fragments& fragments,
                                    const State& state) {
     if constexpr (kPromotesFirst) promote(rows);
     multiply_hi(rows, fragments, state, /*accumulates=*/!kPromotesFirst);
@@ -262,7 +262,7 @@ struct ConsumerWarpgroup {
 
   // Waits for all products, and adds the accumulators to the sums.
   template <int kRows>
-  __device__ void promote(Rows<kRows>) {
+  __device__ void promote(TileRows<kRows>) {
     ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (int j = 0; j < kRows / 2; ++j) sums[j] += accumulators[j];
@@ -270,7 +270,7 @@ struct ConsumerWarpgroup {
 
   // Waits for all products, and multiplies the lo products by 2^-11.
   template <int kRows>
-  __device__ void scale_lo_products(Rows<kRows>) {
+  __device__ void scale_lo_products(TileRows<kRows>) {
     ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / split::kLoScale;
@@ -294,7 +294,7 @@ struct ConsumerWarpgroup {
   // Comments at the ends of lines name the steps of the pictures at the top of this file. [P] is a
   // promotion that only some intervals have.
   template <int kRows>
-  __device__ void run_mainloop(Rows<kRows> rows, int k_groups, bool lets_second_start,
+  __device__ void run_mainloop(TileRows<kRows> rows, int k_groups, bool lets_second_start,
                                State* state) {
     Fragments even;  // of k-tiles 0 and 2
     Fragments odd;   // of k-tiles 1 and 3
@@ -356,14 +356,14 @@ struct ConsumerWarpgroup {
   // Runs the mainloop for a number of rows that is known only at run time.
   __device__ void run_mainloop(int rows, int k_groups, bool lets_second_start, State* state) {
     if (rows == Config::kSmallRows) {
-      run_mainloop(Rows<Config::kSmallRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Config::kSmallRows>{}, k_groups, lets_second_start, state);
     } else if (rows == Config::kMediumRows) {
-      run_mainloop(Rows<Config::kMediumRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Config::kMediumRows>{}, k_groups, lets_second_start, state);
     } else if (kPromotionInterval == 128 && rows == Config::kLargeRows) {
       // Only products with K >= kLongK have tiles of 160.
-      run_mainloop(Rows<Config::kLargeRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Config::kLargeRows>{}, k_groups, lets_second_start, state);
     } else {
-      run_mainloop(Rows<Config::kLargestRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Config::kLargestRows>{}, k_groups, lets_second_start, state);
     }
   }
 };

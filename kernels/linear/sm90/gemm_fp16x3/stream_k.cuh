@@ -95,11 +95,11 @@ struct StreamKConfig {
   static constexpr int kAddingPerRow = 2;
 
   // Limits of cutting, because storing and adding partial sums costs time. Tiles are cut only if
-  // that saves kMinSaving k-groups or more. A range is empty or has at least kMinRange k-groups. No
-  // cut is nearer to the beginning or end of a tile than kMinPart k-groups.
+  // that saves kMinSaving k-groups or more. A range is empty or has at least kMinRange k-groups. A
+  // piece of a cut tile has at least kMinPiece k-groups.
   static constexpr int kMinSaving = 3;
   static constexpr int kMinRange = 2;
-  static constexpr int kMinPart = 2;
+  static constexpr int kMinPiece = 2;
 
   // The time of one k-group of a tile, in row steps.
   static int64_t k_group_time(int64_t rows) { return rows + kKGroupOverhead; }
@@ -132,7 +132,7 @@ inline bool is_cutting_allowed() {
 
 // One cluster's unit of work: the k-groups begin <= i < end of a tile.
 struct WorkTile {
-  int tile;
+  int tile;  // the tile's number
   int begin;
   int end;
 
@@ -144,7 +144,7 @@ struct WorkTile {
 // Which work tiles each cluster computes, and in which order.
 struct Schedule {
   int whole_waves;
-  int k_groups;  // of a tile
+  int k_groups;  // k-groups of one tile
   // Cluster c has the range range_begins[c] <= i < range_begins[c + 1] of the last wave's line of
   // k-groups.
   int range_begins[StreamKConfig::kMaxClusters + 1];
@@ -192,7 +192,7 @@ struct Schedule {
     //     2     0, from 0 on            max(6 - 0, 0) = 6     min(12 - 0, 9) = 9
     const int last_tile_of_range = (range_end - 1) / k_groups;
     const int tile_of_last_wave = last_tile_of_range - (index - whole_waves);
-    const int tile_begin = tile_of_last_wave * k_groups;  // in the line of k-groups
+    const int tile_begin = tile_of_last_wave * k_groups;  // its place in the line of k-groups
     const bool is_before_range = tile_begin + k_groups <= range_begin;
     if (is_before_range) return {};
     return {whole_waves * clusters + tile_of_last_wave, max(range_begin - tile_begin, 0),
@@ -270,49 +270,50 @@ struct Schedule {
   template <typename RowCount>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
                      const RowCount& row_count) {
+    // Each cluster gets this much or more, even if its whole tiles are more than a fair load,
+    // because no range inside a tile may be empty: the cluster that finishes the tile would wait
+    // for partial sums that nobody stores.
     const int64_t min_budget = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
     const int64_t fair_load = loads.total / clusters;
     const int first_tile = whole_waves * clusters;
     const int end_of_line = (tiles - first_tile) * k_groups;
-    int position = 0;  // in the line of k-groups: the next one to assign
-    // The load that the cluster's range may still get. Ranges are whole k-groups, so a range is
-    // somewhat longer or shorter than its budget. The difference goes into the next cluster's
-    // budget.
-    int64_t budget = 0;
+    const auto rows_at = [&](int position) { return row_count(first_tile + position / k_groups); };
+    int position = 0;    // where the next range begins in the line of k-groups
+    int64_t budget = 0;  // the load that a range may still get; what is left goes to the next range
     for (int cluster = 0; cluster < clusters; ++cluster) {
       range_begins[cluster] = position;
-      // Each cluster gets min_budget or more, even if its whole tiles are more than a fair load,
-      // because no range inside a tile may be empty: the cluster that finishes the tile would wait
-      // for partial sums that nobody stores.
       budget += std::max(fair_load - loads.whole_wave_loads[cluster], min_budget);
-      bool range_ends = false;
-      while (!range_ends && position < end_of_line) {
-        const int64_t rows = row_count(first_tile + position / k_groups);
-        const int64_t added = k_groups_to_add(budget, rows, position % k_groups);
-        budget -= added * rows;
-        position += static_cast<int>(added);
-        const bool is_inside_tile = position % k_groups != 0;
-        range_ends = added == 0 || is_inside_tile;
-      }
+      position = end_of_range(position, end_of_line, rows_at, &budget);
     }
     range_begins[clusters] = end_of_line;
   }
 
-  // Returns how many k-groups of a tile with `rows` rows, from k_group on, a cluster gets for its
-  // budget. The number is rounded to the nearest, but such that no cut is within kMinPart of the
-  // tile's beginning or end. If the number is 0, the cluster's range ends before k_group.
-  //
-  // A whole tile is never a small beginning: cutting pays only if tiles have at least kMinSaving
-  // k-groups, which is more than kMinPart.
-  int64_t k_groups_to_add(int64_t budget, int64_t rows, int k_group) const {
-    const int64_t rest = k_groups - k_group;
+  // Returns where a range ends that begins at `position`, and takes its load from *budget. A range
+  // is whole k-groups, so the budget that is left may be somewhat above or below 0.
+  template <typename RowsAt>
+  int end_of_range(int position, int end_of_line, const RowsAt& rows_at, int64_t* budget) const {
+    while (position < end_of_line) {
+      const int64_t rows = rows_at(position);
+      const int64_t rest_of_tile = k_groups - position % k_groups;
+      const int64_t taken = k_groups_to_take(*budget, rows, rest_of_tile);
+      *budget -= taken * rows;
+      position += static_cast<int>(taken);
+      if (taken < rest_of_tile) break;  // the range ends before or inside this tile
+    }
+    return position;
+  }
+
+  // Returns how many k-groups a range takes for its budget from a tile of which `rest` k-groups are
+  // left. The number is rounded to the nearest, but such that no cut is within kMinPiece of the
+  // tile's beginning or end. If it is 0, the range ends before this tile.
+  int64_t k_groups_to_take(int64_t budget, int64_t rows, int64_t rest) const {
     const int64_t affordable = std::max(budget + rows / 2, int64_t{0}) / rows;
-    int64_t added = std::min(affordable, rest);
-    const bool leaves_small_part = rest - added < StreamKConfig::kMinPart;
-    if (leaves_small_part) added = rest;
-    const bool is_small_beginning = k_group == 0 && added < StreamKConfig::kMinPart;
-    if (is_small_beginning) added = 0;
-    return added;
+    const int64_t taken = std::min(affordable, rest);
+    const bool leaves_small_end = rest - taken < StreamKConfig::kMinPiece;
+    if (leaves_small_end) return rest;
+    const bool is_small_beginning = rest == k_groups && taken < StreamKConfig::kMinPiece;
+    if (is_small_beginning) return 0;
+    return taken;
   }
 };
 

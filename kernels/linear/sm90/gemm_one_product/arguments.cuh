@@ -105,8 +105,8 @@ enum class ModeKind { kHalf, kGradient, kConvert, kRedo };
 
 template <ModeKind kKind, typename ElementType, typename OutType>
 struct ModeOf {
-  using Element = ElementType;  // of the operands in shared memory
-  using Out = OutType;          // of bias and out
+  using Element = ElementType;  // the type of the operands in shared memory
+  using Out = OutType;          // the type of bias and out
   static constexpr bool kIsHalfType = kKind == ModeKind::kHalf || kKind == ModeKind::kGradient;
   static constexpr bool kIsGradient = kKind == ModeKind::kGradient;
   static constexpr bool kConvertsWeight = kKind == ModeKind::kConvert;
@@ -143,7 +143,7 @@ struct WeightConversion {
   unsigned* next_patch;
   unsigned* converted_patches;  // [panels][k_tiles], from 0 to kPatchesPerPanel
   unsigned* row_subnormals;     // [N]
-  int k_tiles;                  // in K
+  int k_tiles;                  // how many K has
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
   // a time. This describes the first band of TileOrder, in which each tile of the weight is used
   // for the first time.
@@ -200,21 +200,21 @@ struct Arguments {
     } else {
       const TileOrder transposed_order{tile_order.weight_tiles, tile_order.x_tiles};
       const Tile transposed = transposed_order.find(index);
-      return {transposed.weight, transposed.x};
+      return {transposed.weight_tile, transposed.x_tile};
     }
   }
 };
 
-// ----- parts of a tile
+// ----- blocks and warpgroups of a tile
 
 // Returns the panel of the weight whose 128 rows (Config::kBlockWeightRows) the block of this rank
 // multiplies.
 __device__ inline int weight_panel(const Tile& tile, int rank) {
-  return tile.weight * BlockConfig::kClusterSize + rank;
+  return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }
 
-// The part of a tile that a consumer warpgroup computes: kTileRows rows and kWarpgroupColumns
-// columns of out, from these on.
+// The rows and columns of a tile that a consumer warpgroup computes: kTileRows rows and
+// kWarpgroupColumns columns of out, from these on.
 struct WarpgroupTile {
   int first_row;
   int first_column;

@@ -1,6 +1,7 @@
 // The converter warps of gemm_one_product_kernel. They turn the float32 weight into scaled fp16, in
-// global memory, just ahead of the TMA loads of the same kernel. This file decides which warp
-// converts which part of the weight, and when. converter_patch.cuh converts one part.
+// global memory, just ahead of the TMA loads of the same kernel. The weight
+// consists of patches (converter_layouts.cuh). This file decides which warp converts which patch,
+// and when. converter_patch.cuh converts one patch.
 //
 // The converter warps call convert_weight (kernel.cuh). The producer warp calls wait_converted
 // before it loads a k-tile (mainloop.cuh).
@@ -52,23 +53,23 @@ namespace kernels::sm90::gemm_one_product {
 
 // The patches in the order in which the clusters need them. All clusters together multiply
 // weight_tiles_at_once tiles of the weight at a time. These tiles are a weight group. All patches
-// of a group's first four k-tiles come first, then the patches of its next four, and so on. Then
-// comes the next group.
+// of its first four k-tiles come first, then those of its next four, and so on. Then comes the next
+// weight group.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
 // The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
 // are 8 patch rows (of 32 rows each). K has 128 k-tiles, which are 32 patches.
 //
-//   group 0: tiles 0 - 16 of the weight, 17 * 8 = 136 patch rows, 136 * 32 = 4352 patches
-//   group 1: tiles 17 - 31,              15 * 8 = 120 patch rows, 120 * 32 = 3840 patches
+//   weight group 0: tiles 0 - 16,    17 * 8 = 136 patch rows,   136 * 32 = 4352 patches
+//   weight group 1: tiles 17 - 31,   15 * 8 = 120 patch rows,   120 * 32 = 3840 patches
 //
-//   Patch 5000 is number 5000 - 4352 = 648 of group 1.
+//   Patch 5000 is number 5000 - 4352 = 648 of weight group 1.
 //     648 = 5 * 120 + 48, so its k-tiles are 5 * 4 = 20 to 23, and its patch row is 136 + 48 = 184.
 //     These are rows 184 * 32 = 5888 to 5919 of the weight.
 struct PatchOrder {
   const WeightConversion& conversion;
   int patches_along_k;
-  int patch_rows;  // of the whole weight; a patch row is 32 of its rows
+  int patch_rows;  // the whole weight's; a patch row is 32 of its rows
   int patch_rows_of_group;
   int clusters;
 
@@ -87,27 +88,28 @@ struct PatchOrder {
   // The patch of this number, 0 <= number < count().
   __device__ __forceinline__ Patch find(int number) const {
     using C = ConverterConfig;
-    const int group = number / (patch_rows_of_group * patches_along_k);
-    const int number_in_group = number - group * patch_rows_of_group * patches_along_k;
-    const int first_patch_row = group * patch_rows_of_group;
-    // The last group may have fewer patch rows than the others.
+    const int weight_group = number / (patch_rows_of_group * patches_along_k);
+    const int number_in_group = number - weight_group * patch_rows_of_group * patches_along_k;
+    const int first_patch_row = weight_group * patch_rows_of_group;
+    // The last weight group may have fewer patch rows than the others.
     const int patch_rows_here = min(patch_rows_of_group, patch_rows - first_patch_row);
     const int patch_column = number_in_group / patch_rows_here;
     const int patch_row_in_group = number_in_group - patch_column * patch_rows_here;
     const int patch_row = first_patch_row + patch_row_in_group;
     const int k_tile = patch_column * C::kPatchKTiles;
     const int64_t row = patch_row * C::kPatchRows;
-    return {row, k_tile, first_use(group, k_tile)};
+    return {row, k_tile, first_use(weight_group, k_tile)};
   }
 
-  // Returns how many k-tiles a cluster multiplies before it needs this k-tile of this group's
+  // Returns how many k-tiles a cluster multiplies before it needs this k-tile of the weight group's
   // tiles.
   //
-  // In the example above, for patch 5000: 17 * 4 = 68 tiles of out come before group 1. A cluster
-  // has multiplied 68 / 66 = 1 of them, which is 128 k-tiles. (The division rounds down, so that no
-  // conversion is late.) It first needs the patch at its k-tile 128 + 20 = 148.
-  __device__ __forceinline__ int first_use(int group, int k_tile) const {
-    const int tiles_before = group * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
+  // In the example above, for patch 5000: 17 * 4 = 68 tiles of out come before weight group 1. A
+  // cluster has multiplied 68 / 66 = 1 of them, which is 128 k-tiles. (The division rounds down, so
+  // that no conversion is late.) It first needs the patch at its k-tile 128 + 20 = 148.
+  __device__ __forceinline__ int first_use(int weight_group, int k_tile) const {
+    const int tiles_before =
+        weight_group * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
     return tiles_of_cluster * conversion.k_tiles + k_tile;
   }
@@ -161,7 +163,7 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
 struct ConverterWarp {
   PieceRing& ring;       // the warp's part of shared memory
   int barrier;           // a named barrier for its lanes
-  int* producer_k_tile;  // of its block
+  int* producer_k_tile;  // its block's counter
 };
 
 // Converts patches until none is left. Each converter warp calls it. The warps of all blocks take

@@ -56,27 +56,38 @@ struct Patch {
   int first_use;  // a cluster multiplies at least this many k-tiles before it needs the patch
 };
 
-// Scales eight neighbours along K and rounds them to fp16.
-//
-// `least` tells whether an element was subnormal. It packs two unsigned 16-bit numbers, one for
-// even and one for odd elements. The caller starts with 0x03ff in both (kNoSubnormal). Each element
-// lowers its number to its own magnitude bits - 1, if these are smaller. Only subnormals are:
+// Notices whether elements of hi are subnormal. It holds two unsigned 16-bit numbers, one for
+// elements with even and one for elements with odd index. They begin as 0x03ff. Each element lowers
+// its number to its own magnitude bits - 1, if these are smaller. Only subnormals are:
 //
 //   element     magnitude bits    - 1               lowers the number
 //   zero        0x0000            0xffff (wraps)    no
 //   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
 //   normal      0x0400 - ...      0x03ff - ...      no
-__device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale, uint32_t* least) {
-  // Both constants are two 16-bit numbers.
-  constexpr uint32_t kMagnitudeBits = 0x7fff7fff;
-  constexpr uint32_t kMinusOne = 0xffffffff;
+struct SubnormalProbe {
+  static constexpr uint32_t kNoneFound = 0x03ff03ff;
+  uint32_t numbers = kNoneFound;
+
+  // Looks at two elements, which are packed in one word.
+  __device__ void add(uint32_t pair) {
+    constexpr uint32_t kMagnitudeBits = 0x7fff7fff;
+    constexpr uint32_t kMinusOne = 0xffffffff;  // in both numbers
+    // Adds kMinusOne to the bits, and takes the minimum of the sum and `numbers`.
+    numbers = __viaddmin_u16x2(pair & kMagnitudeBits, kMinusOne, numbers);
+  }
+
+  __device__ bool has_found() const { return numbers != kNoneFound; }
+};
+
+// Scales eight neighbours along K, rounds them to fp16, and shows them to the probe.
+__device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale,
+                                    SubnormalProbe* probe) {
   uint32_t hi[split::kOctet / 2];
 #pragma unroll
   for (int j = 0; j < split::kOctet / 2; ++j) {
     const __half2 pair = __floats2half2_rn(v[2 * j] * scale, v[2 * j + 1] * scale);
     hi[j] = *reinterpret_cast<const uint32_t*>(&pair);
-    // Adds kMinusOne to the bits, and takes the minimum of the sum and *least.
-    *least = __viaddmin_u16x2(hi[j] & kMagnitudeBits, kMinusOne, *least);
+    probe->add(hi[j]);
   }
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
@@ -154,9 +165,9 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int piece = __ffs(pieces) - 1;
     const int k_tile = piece / C::kPiecesPerKTile;
-    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // of the patch
+    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // a row of the patch
     const int64_t row = patch.row + piece_row + lane / 8;
-    const int k = lane % 8 * split::kOctet;  // of the k-tile
+    const int k = lane % 8 * split::kOctet;  // in the k-tile
     const __half* const source =
         hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers + k;
     uint4 octets[C::kOctetsPerPiece];
@@ -193,7 +204,8 @@ __device__ __forceinline__ void wait_for_piece(int barrier) {
   ptx::barrier_sync(barrier, 32);
 }
 
-// Converts the lane's octets of a piece, and stores them to hi. Returns round_octet's `least`.
+// Converts the lane's octets of a piece, and stores them to hi. Returns whether an element is
+// subnormal.
 //
 //   buffer            the piece in shared memory
 //   piece_in_k_tile   0 to 3
@@ -203,11 +215,10 @@ __device__ __forceinline__ void wait_for_piece(int barrier) {
 // The distance from `target` to the lane's other octets is the same in all lanes, so it is computed
 // for lane 0, whose first octet is at row 0 and k 0.
 template <typename Layout>
-__device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int lane,
-                                                  int piece_in_k_tile,
-                                                  const float (&scale)[Layout::kRows],
-                                                  __half* target) {
-  uint32_t least = ConverterConfig::kNoSubnormal;
+__device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane,
+                                              int piece_in_k_tile,
+                                              const float (&scale)[Layout::kRows], __half* target) {
+  SubnormalProbe probe;
 #pragma unroll
   for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
     alignas(16) float v[split::kOctet];
@@ -215,9 +226,9 @@ __device__ __forceinline__ uint32_t convert_piece(const PieceBuffer& buffer, int
     const int i = Layout::row_index(piece_in_k_tile, octet);
     const int distance =
         Layout::row(0, i) * split::kKTileNumbers + Layout::first_k(0, piece_in_k_tile);
-    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &least);
+    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &probe);
   }
-  return least;
+  return probe.has_found();
 }
 
 // Loads the factors of the lane's rows of a patch: scale[i] is for row Layout::row(lane, i).
@@ -244,17 +255,15 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   constexpr int kInFlight = C::kBuffers - 1;
   const split::ScaledMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
-  const int64_t row_stride = weight.row_stride;
   const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
   const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
   // Where the lane's first octet of a k-tile goes.
   __half* target = weight.hi + patch.k_tile * k_tile_elements +
                    (patch.row + Layout::row(lane, 0)) * split::kKTileNumbers +
                    Layout::first_k(lane, 0);
-  const uint64_t policy = ptx::evict_first_policy();
-  const float* const source = Layout::first_source(weight, patch.row, k, lane);
+  const LaneSource source = Layout::source_of(weight, patch.row, k, lane);
   const auto load = [&](int piece) {
-    Layout::load(ring[piece % C::kBuffers], source, row_stride, piece, lane, policy);
+    Layout::load(ring[piece % C::kBuffers], source, piece, lane);
   };
 
   float scale[Layout::kRows];
@@ -276,9 +285,8 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
       const int later_piece = piece + kInFlight;
       if (later_piece < C::kPiecesPerPatch) load(later_piece);
       ptx::commit_copies();
-      const uint32_t least =
+      const bool has_subnormal =
           convert_piece<Layout>(ring[piece % C::kBuffers], lane, piece_in_k_tile, scale, target);
-      const bool has_subnormal = least != C::kNoSubnormal;
       if (has_subnormal) {
         found_pieces |= Layout::pieces_to_count(first_piece, piece_in_k_tile);
       }
@@ -317,24 +325,23 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
-    const int row_number = i % kRowsPerLane;  // among the lane's rows
+    const int row_number = i % kRowsPerLane;  // the row's number among those of the lane
     const int k_tile_number = i / kRowsPerLane;
     const int64_t own_row = lane_row + row_number * kRowsAtATime;
     const int own_k_tile = k_tile + k_tile_number;
     const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * split::kOctet;
-    uint32_t least = C::kNoSubnormal;
+    SubnormalProbe probe;
     uint4 octet = {};
     const bool exists = own_row < weight.rows && own_k < split::padded(k);
     if (exists) {
       float v[split::kOctet];
       load_edge_octet<Layout>(weight, own_row, own_k, k, v);
       const float scale = split::power_of_two(__ldg(weight.exponent + own_row));
-      octet = round_octet(v, scale, &least);
+      octet = round_octet(v, scale, &probe);
       __half* const row_of_k_tile = weight.hi + weight.k_tiled_index(own_k_tile, own_row);
       *reinterpret_cast<uint4*>(row_of_k_tile + own_k % C::kKTileDepth) = octet;
     }
-    const bool has_subnormal = least != C::kNoSubnormal;
-    if (__any_sync(0xffffffff, has_subnormal)) {
+    if (__any_sync(0xffffffff, probe.has_found())) {
       count_subnormals(conversion, own_row, octet);
       any_counted = true;
     }

@@ -81,11 +81,11 @@ struct PrefetchedInputs {
   int x_exponent[kXRowsPerThread + 1] = {};
   bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
-  __device__ PrefetchedInputs(const Arguments<Mode>& args, const WarpgroupTile& part)
+  __device__ PrefetchedInputs(const Arguments<Mode>& args, const WarpgroupTile& warpgroup_tile)
       : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
-    const int column = part.first_column + thread;
+    const int column = warpgroup_tile.first_column + thread;
     if (thread < Config::kWarpgroupColumns && column < epilogue.n) {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + column));
       if (Mode::kConvertsWeight) {
@@ -95,7 +95,7 @@ struct PrefetchedInputs {
     thread_is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
-      const int row = part.first_row + i * BlockConfig::kWarpgroupThreads + thread;
+      const int row = warpgroup_tile.first_row + i * BlockConfig::kWarpgroupThreads + thread;
       if (Mode::kConvertsWeight && row < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + row);
       thread_is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
@@ -140,7 +140,7 @@ __device__ inline float4* staging_slot(StagedAccumulators& accumulators) {
 struct StagedPlace {
   int warp;
   int lane;
-  int result;  // of the four in the float4
+  int result;  // 0 to 3, in the float4
 
   // The distance from the beginning of the row block, in floats.
   __host__ __device__ constexpr int in_floats() const {
@@ -235,7 +235,7 @@ __device__ inline float undo_scaling(float accumulator, float x_unscale, float w
 // The general epilogue: any divisor, exponents and alignment, one epilogue subtile at a time. All
 // threads of the warpgroup call it.
 template <typename T>
-__device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& part,
+__device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                               const float (&accumulators)[Config::kAccumulators],
                               const EpilogueMemory<T>& memory) {
   constexpr int kSubtiles = Config::kSubtiles;
@@ -250,7 +250,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
       const int row_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
-      const int row = part.first_row + row_in_tile;
+      const int row = warpgroup_tile.first_row + row_in_tile;
       float z[4];
       reader.read(z, j);
 #pragma unroll
@@ -264,7 +264,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
         z[i] += inputs.bias[reader.column + i];
       }
       store_four_results</*kLaneBit=*/1>(epilogue, row < epilogue.m, row,
-                                         part.first_column + reader.column, z);
+                                         warpgroup_tile.first_column + reader.column, z);
     }
     // The next subtile overwrites what others still read.
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
@@ -307,14 +307,14 @@ __device__ __forceinline__ uint32_t make_results_of_row(const Epilogue<float>& e
 // exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So x_unscale * weight_unscale is
 // a normal float.
 template <bool kMask>
-__device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile& part,
+__device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[Config::kAccumulators],
                            const EpilogueMemory<float>& memory) {
   constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
   StagedAccumulators& staging = memory.staging.accumulators;
   const StagedAccumulatorsReader reader(staging);
-  const int column = part.first_column + reader.column;
-  const int first_row = part.first_row + reader.row;
+  const int column = warpgroup_tile.first_column + reader.column;
+  const int first_row = warpgroup_tile.first_row + reader.row;
   const FourColumns columns(memory.inputs, reader.column);
   const float* const x_unscale = memory.inputs.x_unscale + reader.row;
   // Rows of out from this thread's current row to the end; 0 if its columns do not exist.

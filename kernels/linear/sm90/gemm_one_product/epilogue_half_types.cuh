@@ -136,16 +136,16 @@ struct StagedRowsReader {
   static_assert(kRowsAtATime % 8 == 0, "a thread's vectors have the same place in all its rows");
 
   uint32_t source;  // address of the thread's first vector in the first buffer
-  int row;          // of out: the thread's first one in the tile
-  int column;       // of out: the vector's first one
-  T* target;        // that element of out
+  int row;          // the thread's first row of out, in the tile
+  int column;       // the first column of out of its vectors
+  T* target;        // the element of out at `row` and `column`
 
-  __device__ StagedRowsReader(const Epilogue<T>& epilogue, const WarpgroupTile& part,
+  __device__ StagedRowsReader(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                               uint32_t staging, int thread) {
     const int read_place = thread % 8 ^ thread / 8 % 8;
     source = staging + thread / 8 * kStagedRowBytes + read_place * 16;
-    row = part.first_row + thread / 8;
-    column = part.first_column + thread % 8 * 8;
+    row = warpgroup_tile.first_row + thread / 8;
+    column = warpgroup_tile.first_column + thread % 8 * 8;
     target = epilogue.out_at(row, column);
   }
 
@@ -173,13 +173,13 @@ struct StagedRowsReader {
 // four 8 x 8 matrices at a time, and transposes them: a register that it reads has two rows of one
 // column, and a vector that it writes has eight columns of one row.
 template <bool kMask, typename T>
-__device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& part,
+__device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[Config::kAccumulators],
                            const EpilogueMemory<T>& memory) {
   constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
   static_assert(kStagedRowBytes == Config::kWarpgroupColumns * sizeof(T),
                 "a row has eight vectors of 16 bytes");
-  constexpr int kPairRows = 16;  // of a pair of row blocks
+  constexpr int kPairRows = 16;  // a pair of row blocks has 16 rows
   const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -198,7 +198,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
   const uint32_t staging = ptx::shared_address(&memory.staging);
   const int matrix_place = (warp * 2 + lane / 16) ^ lane % 8;
   const uint32_t matrix_address = staging + lane % 16 * kStagedRowBytes + matrix_place * 16;
-  const StagedRowsReader<T> reader(epilogue, part, staging, thread);
+  const StagedRowsReader<T> reader(epilogue, warpgroup_tile, staging, thread);
 
 #pragma unroll
   for (int subtile = 0; subtile < Config::kTileRows / kSubtileRows; ++subtile) {
@@ -224,8 +224,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& par
     // previous subtile, whose buffer the next one overwrites. So one barrier a subtile is enough.
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     if constexpr (kMask) {
-      store_mask_rows(epilogue, part.first_row + subtile_row, part.first_column, thread,
-                      staged.mask);
+      store_mask_rows(epilogue, warpgroup_tile.first_row + subtile_row, warpgroup_tile.first_column,
+                      thread, staged.mask);
     }
     reader.copy(epilogue, subtile_row, buffer_offset);
   }
@@ -269,28 +269,28 @@ struct PackedGradient {
     }
   }
 
-  // Stores the next box of a tile of which the warpgroup computes `part`. Registers cannot be
-  // indexed at run time, so there is one copy of `store` for each box.
-  __device__ void store_next(const CUtensorMap& map, const WarpgroupTile& part,
+  // Stores the next box of a warpgroup's tile. Registers cannot be indexed at run time, so there is
+  // one copy of `store` for each box.
+  __device__ void store_next(const CUtensorMap& map, const WarpgroupTile& warpgroup_tile,
                              Staging<T>& staging) {
     static_assert(kBoxes == 4, "each box has a line here");
     const int box = stored;
     ++stored;
     if (box == 0) {
-      store<0>(map, part, staging);
+      store<0>(map, warpgroup_tile, staging);
     } else if (box == 1) {
-      store<1>(map, part, staging);
+      store<1>(map, warpgroup_tile, staging);
     } else if (box == 2) {
-      store<2>(map, part, staging);
+      store<2>(map, warpgroup_tile, staging);
     } else if (box == 3) {
-      store<3>(map, part, staging);
+      store<3>(map, warpgroup_tile, staging);
     }
   }
 
   // Stores a box of the tile, by stmatrix to shared memory and by TMA from there. All lanes of a
   // warp call it.
   template <int kBox>
-  __device__ void store(const CUtensorMap& map, const WarpgroupTile& part,
+  __device__ void store(const CUtensorMap& map, const WarpgroupTile& warpgroup_tile,
                         Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
     constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
@@ -316,8 +316,8 @@ struct PackedGradient {
     __syncwarp();
     if (lane == 0) {
       // The row comes first, because it is contiguous in out.
-      ptx::store_tensor(&map, part.first_row + kBox * Config::kGradientBoxRows,
-                        part.first_column + warp * Config::kWarpColumns, box);
+      ptx::store_tensor(&map, warpgroup_tile.first_row + kBox * Config::kGradientBoxRows,
+                        warpgroup_tile.first_column + warp * Config::kWarpColumns, box);
       ptx::commit_stores();
     }
   }

@@ -50,8 +50,8 @@
 //     shared_memory.cuh          a block's shared memory
 //     mainloop.cuh               the producer, and the products of the consumers
 //     converter.cuh              the converters, and how the producer waits for them
-//     converter_patch.cuh        how a converter converts its part of the weight
-//     converter_layouts.cuh      the part, for a weight and for its transpose
+//     converter_patch.cuh        how a converter converts a patch: 32 rows x 4 k-tiles of weight
+//     converter_layouts.cuh      how it loads the patch, from a weight or from its transpose
 //     epilogue.cuh               how the consumers make and store the results of a tile
 //     epilogue_half_types.cuh    how they do it for half types
 //     kernel.cuh                 the consumers' loop over tiles, and the kernel
@@ -127,10 +127,10 @@ __device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
   float accumulators[Config::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
-    if (!computes_x_tile(args, tile.x)) return;
+    if (!computes_x_tile(args, tile.x_tile)) return;
     const int k_tiles = args.k_tiles();
-    const WarpgroupTile part = consumer.part_of(tile);
-    const PrefetchedInputs<Mode> prefetched(args, part);
+    const WarpgroupTile warpgroup_tile = consumer.warpgroup_tile_of(tile);
+    const PrefetchedInputs<Mode> prefetched(args, warpgroup_tile);
 
     // Mainloop. The epilogue's inputs are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile)
@@ -143,11 +143,11 @@ __device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32
     if constexpr (Mode::kConvertsWeight) list_if_not_finite(args, index, accumulators);
     // RedoMode has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!tile_is_fast || Mode::kIsRedo) {
-      store_general(args.epilogue, part, accumulators, memory);
+      store_general(args.epilogue, warpgroup_tile, accumulators, memory);
     } else if (args.epilogue.mask == nullptr) {
-      store_fast<false>(args.epilogue, part, accumulators, memory);
+      store_fast<false>(args.epilogue, warpgroup_tile, accumulators, memory);
     } else {
-      store_fast<true>(args.epilogue, part, accumulators, memory);
+      store_fast<true>(args.epilogue, warpgroup_tile, accumulators, memory);
     }
   });
 }
@@ -163,10 +163,10 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Mode>& arg
   const int k_tiles = args.k_tiles();
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;
-  int packed_index = 0;  // of the packed tile
+  int packed_index = 0;  // the index of the packed tile
   float accumulators[Config::kAccumulators];
   const auto store_next_box = [&] {
-    packed.store_next(out_map, consumer.part_of(args.tile_at(packed_index)),
+    packed.store_next(out_map, consumer.warpgroup_tile_of(args.tile_at(packed_index)),
                       shared.staging[warpgroup]);
   };
   for_each_tile(args, [&](int index, const Tile&) {
@@ -230,7 +230,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   if constexpr (Mode::kIsRedo) {
     // Tiles are listed until the previous kernel has ended. (The wait below then returns at once.)
     wait_for_previous_kernel();
-    if (args.tile_count() == 0) return;  // in both blocks of the cluster
+    if (args.tile_count() == 0) return;  // both blocks of a cluster do so
   }
   if (threadIdx.x == kProducerThread) {
     ptx::prefetch_tensormap(&x_map);

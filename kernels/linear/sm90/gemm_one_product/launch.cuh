@@ -194,7 +194,7 @@ struct Workspace {
     conversion.converted_patches = slices.add<unsigned>(panels * k_tiles);
     conversion.row_subnormals = slices.add<unsigned>(call.n);
     redo.count = slices.add<unsigned>(1 + tiles.count());
-    redo.is_listed = slices.part(redo.count, 1);
+    redo.is_listed = slices.pointer_into(redo.count, 1);
     bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(call.m * padded_k);

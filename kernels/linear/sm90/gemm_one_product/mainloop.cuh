@@ -65,7 +65,7 @@ struct OperandMaps {
   const CUtensorMap& weight;
 };
 
-// The part of the operands that this block loads to a stage.
+// The rows of the operands, and their k-tile, that this block loads to a stage.
 struct LoadSource {
   int x_row;       // the first row of this block's half of the tile's rows of x
   int weight_row;  // the first row of its panel of the weight
@@ -139,10 +139,10 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   PipelineState<Config::kStages> state;
   int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
   for_each_tile(args, [&](int index, const Tile& tile) {
-    const int x_row = tile.x * Config::kTileRows + rank * Config::kXRowsPerBlock;
+    const int x_row = tile.x_tile * Config::kTileRows + rank * Config::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
     const int weight_row = panel * Config::kBlockWeightRows;
-    if (!computes_x_tile(args, tile.x)) {
+    if (!computes_x_tile(args, tile.x_tile)) {
       if (is_loader && rank == 0) args.redo.add(index);
       k_tiles_before += k_tiles;
       return;
@@ -226,13 +226,13 @@ __device__ __forceinline__ void multiply_k_tile(const Arguments<Mode>& args,
   }
 }
 
-// The mainloop of a consumer warpgroup: where its operands are in shared memory, and which part of
-// a tile it multiplies.
+// The mainloop of a consumer warpgroup: where its operands are in shared memory, and which rows
+// and columns of a tile it multiplies.
 template <typename Mode>
 struct ConsumerWarpgroup {
   const Arguments<Mode>& args;
   int warpgroup;
-  int rank;  // of the block in its cluster
+  int rank;  // the block's rank in its cluster
   // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
   uint32_t full_address;
   uint32_t empty_address;
@@ -251,10 +251,10 @@ struct ConsumerWarpgroup {
         shared_base + offsetof(SharedMemory<Mode>, weight) + first_row * Config::kKTileBytes;
   }
 
-  // The part of a tile that the warpgroup computes.
-  __device__ WarpgroupTile part_of(const Tile& tile) const {
-    return {tile.x * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockWeightRows +
-                                            warpgroup * Config::kWarpgroupColumns};
+  // Returns the rows and columns of a tile that the warpgroup computes.
+  __device__ WarpgroupTile warpgroup_tile_of(const Tile& tile) const {
+    return {tile.x_tile * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockWeightRows +
+                                                 warpgroup * Config::kWarpgroupColumns};
   }
 
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the

@@ -51,7 +51,7 @@ struct alignas(16) EpilogueInputs {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
   float bias[Config::kWarpgroupColumns];
   float x_unscale[kIsScaled ? Config::kTileRows : 1];                 // 2^-x_exponent
-  int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // of the scaled weight
+  int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // scaled by 2^this
 };
 
 // A consumer warpgroup's part of shared memory in the epilogue, and the named barrier of its

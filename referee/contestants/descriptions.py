@@ -1,4 +1,4 @@
-"""Descriptions of a call's results: their nesting, and the place of each tensor in memory.
+"""Descriptions of a call's results: their nesting, and where each tensor is in memory.
 
 Both sides use this module. A process describes its results, and the referee takes the reference's
 results apart by the same function. For example, a module returns `(y, [z])`. The reply then has, in
@@ -18,8 +18,8 @@ from referee.contestants.forms import dtype_name
 MAX_LEAVES = 1000  # values in an output that are no tuples or lists
 
 
-class ResultPlace(NamedTuple):
-    """The place of a result in a reply.
+class ResultIndex(NamedTuple):
+    """Which of a reply's results one is.
 
     Attributes:
         call_index: the index of the call in the request.
@@ -71,7 +71,7 @@ def span_of(shape: list[int], strides: list[int], item_bytes: int) -> int:
 
 
 def elements_share_memory(shape: list[int], strides: list[int]) -> bool:
-    """Return whether two elements of a tensor may be at the same place.
+    """Return whether two elements of a tensor may be the same memory.
 
     Some examples are
 
@@ -112,7 +112,7 @@ def describe(x: object) -> dict:
     }
     if x.device.type == "cuda" and x.numel():
         try:
-            description["handle"], description["distance"] = cuda_ipc.export(x.data_ptr())
+            description["handle"], description["byte_offset"] = cuda_ipc.export(x.data_ptr())
         except cuda_ipc.CudaError:
-            description["handle"] = None  # the referee asks for a copy instead
+            description["handle"] = None  # the referee cannot read it
     return description

@@ -1,12 +1,14 @@
-"""Tries whether CUDA IPC works between the referee and a process in a PID namespace of its own.
+"""Tries whether contestants on a device can have walls, see `namespaces`.
 
-IPC handles contain process ids, and a process has another id inside its namespace than outside. So
-it depends on the driver whether the two can open each other's handles. The trial runs once for each
-device. If it fails, contestants on that device get no namespaces, see `namespaces`.
+The trial starts a contestant and has it compute something. It fails in two cases:
 
-`python -m referee.contestants.cuda_walls [DEVICE]` runs the trial and prints its result. With the
-device cpu it says whether the system allows namespaces. The exit status is 0, or 2 if there is no
-such device.
+- The system allows no namespaces.
+- On a GPU, CUDA IPC does not work through the walls. IPC handles contain process ids, and a process
+  has another id inside its namespace than outside. So it depends on the driver whether the referee
+  and the contestant can open each other's handles.
+
+`python -m referee.contestants.wall_trial [DEVICE]` runs the trial and prints its result. The exit
+status is 0, or 2 if there is no such device.
 """
 
 import base64
@@ -36,11 +38,11 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return x + 1
 """
-_reasons: dict[torch.device, str] = {}  # the result of the trial by device: see `why_none`
+_obstacles: dict[torch.device, str | None] = {}  # by device; each is tried once
 
 
-def why_none(server: Server, device: torch.device) -> str:
-    """Return the reason why contestants on a device cannot have walls, or "" if they can.
+def find_obstacle(server: Server, device: torch.device) -> str | None:
+    """Return why contestants on a device cannot have walls; None if they can.
 
     The caller must be in a `with processes.subreaper()` block, and no solution may run yet: the
     trial's process is treated as one, see `processes.Tree`.
@@ -49,21 +51,21 @@ def why_none(server: Server, device: torch.device) -> str:
         server: forks the trial's process; its attribute `gives_walls` must be True.
         device: where they compute.
     """
-    if device not in _reasons:
+    if device not in _obstacles:
         pool = Pool(device)
         try:
-            _reasons[device] = _try(server, pool, device)
+            _obstacles[device] = _run_trial(server, pool, device)
         except (EndedError, ForgedError, TimeLimitError, RaisedError) as error:
-            _reasons[device] = f"{type(error).__name__}: {error}"
+            _obstacles[device] = f"{type(error).__name__}: {error}"
         except (UnreadableError, BadDescriptionError) as error:
-            _reasons[device] = f"a result cannot be read: {error}"
+            _obstacles[device] = f"a result cannot be read: {error}"
         finally:
             pool.close()
-    return _reasons[device]
+    return _obstacles[device]
 
 
-def _try(server: Server, pool: Pool, device: torch.device) -> str:
-    """Run the trial; return the reason why walls are impossible, or "".
+def _run_trial(server: Server, pool: Pool, device: torch.device) -> str | None:
+    """Run the trial; return why walls are impossible, or None.
 
     Memory is shared in both directions: a module in a namespace reads the referee's values and adds
     1 to them, and the referee reads the result in the module's memory.
@@ -88,8 +90,10 @@ def _try(server: Server, pool: Pool, device: torch.device) -> str:
         )
         contestant.ask("construct", arguments=pack([]), seed=0, dtype="")
         reply = contestant.ask("run_forwards", call_name=MODULE, inputs=[region.location])
-        result = contestant.reader.whole(reply["returned"][0]["results"][0])
-        return "" if torch.equal(result, values + 1) else "the referee reads another result"
+        result = contestant.reader.read_whole(reply["returned"][0]["results"][0])
+        if not torch.equal(result, values + 1):
+            return "the referee reads another result"
+        return None
     finally:
         contestant.close()
 
@@ -102,15 +106,15 @@ def main() -> int:
     try:
         device, _ = choose_device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
     except ValueError as error:
-        print(f"cuda_walls: {error}", file=sys.stderr)
+        print(f"wall_trial: {error}", file=sys.stderr)
         return 2
     with processes.subreaper():
         server = Server()
         try:
-            reason = why_none(server, device)
+            obstacle = find_obstacle(server, device)
         finally:
             server.close()
-    print(f"{device}: no walls, {reason}" if reason else f"{device}: walls")
+    print(f"{device}: no walls, {obstacle}" if obstacle else f"{device}: walls")
     return 0
 
 

@@ -1,0 +1,69 @@
+"""Copies of results, where the system does not let the referee read results in place.
+
+The process itself copies its results into the referee's memory, at the end of a request. Such a
+copy stays right even if the result changes later because its memory is not new: it may be an
+input's, or that of a later call's result. So the referee overwrites the inputs, or calls the module
+again, and then has the results copied once more.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from referee.comparison.requirements import Requirements
+from referee.grading import Grading
+from referee.verdict import NotCorrectError
+from referee.words import WRONG
+
+
+def room_for_copies(
+    grading: Grading, requirements: Sequence[Requirements | None], call_count: int = 1
+) -> list[dict] | None:
+    """Make room for copies of the results of a request; return a location for each call.
+
+    Args:
+        grading: the file under grading.
+        requirements: those of each result of a call; None where the reference has no result.
+        call_count: the number of calls of the request.
+
+    Returns:
+        None if results are read in place.
+    """
+    memory = grading.bench.memory
+    if not memory.are_results_copied:
+        return None
+    templates = [_blank(required, grading.device) for required in requirements]
+    return memory.room_for(templates, call_count)
+
+
+def _blank(required: Requirements | None, device: torch.device) -> torch.Tensor:
+    """Return a tensor of a result's shape and dtype, with any values; an empty one for None."""
+    if required is None:
+        return torch.empty(0, device=device)
+    return torch.empty(required.shape, dtype=required.dtype, device=device)
+
+
+def check_copies_stay(grading: Grading, case_name: str, call_count: int) -> None:
+    """Check that results of a request do not change with inputs and parameters.
+
+    `fill_with_nan` has changed these since the first copies were made.
+
+    Args:
+        grading: the file under grading.
+        case_name: the case in messages.
+        call_count: the number of calls of the request.
+    """
+    memory = grading.bench.memory
+    if not memory.are_results_copied:
+        return
+    regions = memory.outputs[:call_count]
+    for region in regions:
+        region.keep_values()
+        region.fill_with_nan()
+    grading.solution.ask("copy_results", outputs=[region.location for region in regions])
+    are_same = all(region.is_unchanged() for region in regions)
+    for region in regions:
+        region.forget()
+    if not are_same:
+        reason = "its result changes with its input or a parameter; return new memory"
+        raise NotCorrectError(WRONG, f"{case_name}: {reason}")
