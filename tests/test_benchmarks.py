@@ -327,17 +327,6 @@ def _read_results(name):
     return json.loads((pages.RESULTS / name).read_text())
 
 
-def _headline_run(problem, dtype, setting):
-    """Return a run of the headline's results."""
-    [found] = [
-        timed
-        for made in _read_results(pages.HEADLINE)["records"]
-        for timed in made["runs"]
-        if (made["problem"], made["dtype"], timed["setting"]) == (problem, dtype, setting)
-    ]
-    return found
-
-
 def _speedups(name):
     """Return the speedup of each row of a file of `problems.benchmark`."""
     return [row["ratio"] for row in _read_results(f"{name}.json")["rows"]]
@@ -349,9 +338,30 @@ def _range_of_speedups(*names):
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
-def test_readmes_sentences_repeat_the_headlines_figures():
-    readme, _ = (page.read_text() for page in pages.PAGES)
-    summary = _headline_run("linear_relu_divide", "float32", "highest")["forward"]["summary"]
+def _headline_run(problem, dtype, setting):
+    """Return a run of the headline's results."""
+    [found] = [
+        timed
+        for made in _read_results(pages.HEADLINE)["records"]
+        for timed in made["runs"]
+        if (made["problem"], made["dtype"], timed["setting"]) == (problem, dtype, setting)
+    ]
+    return found
+
+
+@pytest.fixture
+def readme():
+    return pages.PAGES[0].read_text()
+
+
+@pytest.fixture
+def benchmarks():
+    return pages.PAGES[1].read_text()
+
+
+def test_readmes_first_sentences_repeat_the_headline(readme):
+    run = _headline_run("linear_relu_divide", "float32", "highest")
+    summary = run["forward"]["summary"]
     speedup = by_role(summary, "solution")["ratio"]
     assert f"is {speedup:.1f} times as fast as torch's" in readme
     median_ms = {row["name"]: row["median_ms"] for row in summary}
@@ -360,8 +370,7 @@ def test_readmes_sentences_repeat_the_headlines_figures():
     assert f"[{median_ms['Triton tf32x3']:.3f} ms]" in readme
 
 
-def test_readmes_table_of_calls_that_gain_repeats_figures_of_the_results():
-    readme, _ = (page.read_text() for page in pages.PAGES)
+def test_readmes_table_of_calls_that_gain_repeats_the_speedups(readme):
     assert f"[{_range_of_speedups('highest')} times]" in readme
     others = _range_of_speedups("high", "float16", "bfloat16")
     assert f"| {others} times, for the same sizes" in readme
@@ -371,8 +380,7 @@ def test_readmes_table_of_calls_that_gain_repeats_figures_of_the_results():
     assert f"{cpu:.1f} times on a CPU, {gpu:.1f} times on an H200" in readme
 
 
-def test_benchmarks_list_of_exceptions_repeats_figures_of_the_results():
-    _, benchmarks = (page.read_text() for page in pages.PAGES)
+def test_the_list_of_exceptions_in_benchmarks_repeats_the_results(benchmarks):
     relu_step = _headline_run("relu", "bfloat16", "")["step"]["summary"]
     forward = by_role(relu_step["forward"], "solution")["ratio"]
     assert f"[{1 / forward - 1:.0%} longer](#relu-how-fast-is-a-training-step)" in benchmarks
@@ -380,9 +388,6 @@ def test_benchmarks_list_of_exceptions_repeats_figures_of_the_results():
     assert f"[{100 * min(at_high):.0f} to {max(at_high):.0%} longer]" in benchmarks
     assert f"[{1 / min(_speedups('operands-highest')):.1f} times as long]" in benchmarks
 
-
-def test_a_sentence_of_benchmarks_repeats_the_counts_of_slower_products():
-    _, benchmarks = (page.read_text() for page in pages.PAGES)
     titles, *groups = path_grid_table(_read_results(pages.PATH_GRID)["rows"])
 
     def total(title):

@@ -4,6 +4,8 @@ The gradients are as accurate as the reference's. The output is saved as a mask,
 element.
 """
 
+from math import prod
+
 import pytest
 import torch
 from torch import nn
@@ -113,29 +115,37 @@ def test_gradients_are_right_for_any_shape(device, dtype, shape, n):
     assert_right(ours, reference, draw(shape, dtype, device), grad_output)
 
 
-@pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH, name=["columns"])
-@pytest.mark.parametrize("name", ["columns", "rows", "offset", "transposed", "one row", "halves"])
+ONE_VIEW = {"dtype": ONE_OF_A_WIDTH, "name": ["columns"]}  # under sanitizers
+EACH_VIEW = pytest.mark.parametrize(
+    "name", ["columns", "rows", "offset", "transposed", "one row", "halves"]
+)
+
+
+@pytest.mark.sanitize("linear", **ONE_VIEW)
+@EACH_VIEW
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_gradients_are_right_for_operands_of_any_strides(device, name, dtype):
-    """One of x, weight and the output's gradient is a view."""
-    view = MATRIX_VIEWS[name]
-    x = view(draw((12, 20), dtype, device))
+def test_gradients_are_right_for_an_x_of_any_strides(device, name, dtype):
+    """The output's gradient is dense, misaligned, expanded or permuted."""
+    x = MATRIX_VIEWS[name](draw((12, 20), dtype, device))
     ours, reference = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
     shape = (*x.shape[:-1], 24)
+    reverse_order = tuple(range(x.dim()))[::-1]
     assert_right(ours, reference, x, draw(shape, dtype, device))
-    misaligned = draw((x[..., 0].numel() * 24 + 1,), dtype, device)[1:].view(shape)
-    assert_right(ours, reference, x, misaligned)
+    assert_right(ours, reference, x, draw((prod(shape) + 1,), dtype, device)[1:].view(shape))
     assert_right(ours, reference, x, draw((), dtype, device).expand(shape))
-    assert_right(
-        ours, reference, x, draw(shape[::-1], dtype, device).permute(*range(x.dim())[::-1])
-    )
-    weight = view(draw((12, 20), dtype, device)).flatten(0, -2)
-    ours, reference = linear_modules(
-        weight.shape[1], weight.shape[0], 3.0, dtype, device, bias=False
-    )
+    assert_right(ours, reference, x, draw(shape[::-1], dtype, device).permute(reverse_order))
+
+
+@pytest.mark.sanitize("linear", **ONE_VIEW)
+@EACH_VIEW
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_gradients_are_right_for_a_weight_of_any_strides(device, name, dtype):
+    weight = MATRIX_VIEWS[name](draw((12, 20), dtype, device)).flatten(0, -2)
+    n, k = weight.shape
+    ours, reference = linear_modules(k, n, 3.0, dtype, device, bias=False)
     ours.linear.weight = reference.linear.weight = nn.Parameter(weight)
-    x = draw((5, weight.shape[1]), dtype, device)
-    assert_right(ours, reference, x, draw((5, weight.shape[0]), dtype, device))
+    x = draw((5, k), dtype, device)
+    assert_right(ours, reference, x, draw((5, n), dtype, device))
 
 
 @pytest.mark.parametrize("divisor", [2.0, -0.3, 0.0, float("inf"), float("nan")])

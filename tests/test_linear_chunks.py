@@ -148,7 +148,7 @@ def test_slices_are_aligned_and_measured_without_memory(tmp_path):
 
 
 def call_of(m, k, fixed, element_size=4, mask=MASK):
-    """Return a call whose rows of x and of out are not aligned, in chunks of any size."""
+    """Return a call without waves, whose rows of x and of out are not aligned."""
     return Call(
         element_size,
         m=m,

@@ -147,24 +147,38 @@ def test_results_are_right_for_any_dimensions(case, shape, n):
     assert ours(x).shape == (*shape[:-1], n)
 
 
-@pytest.mark.sanitize("linear", case=SANITIZED, view=[MATRIX_VIEWS["columns"]], size=[(12, 16)])
-@pytest.mark.parametrize("view", MATRIX_VIEWS.values(), ids=MATRIX_VIEWS.keys())
-@pytest.mark.parametrize("size", [(12, 16), (130, 192)])
-def test_results_are_right_for_operands_of_any_strides(case, view, size):
-    """One of x, weight and bias is a view."""
-    device, _, dtype = case
-    x = view(draw(size, dtype, device))
-    ours, reference = linear_modules(x.shape[-1], 24, 3.0, dtype, device)
+EACH_VIEW = pytest.mark.parametrize("view", MATRIX_VIEWS.values(), ids=MATRIX_VIEWS.keys())
+EACH_MATRIX = pytest.mark.parametrize("size", [(12, 16), (130, 192)])
+# Sanitizers run one small view.
+SMALL_VIEW = {"case": SANITIZED, "view": [MATRIX_VIEWS["columns"]], "size": [(12, 16)]}
+
+
+@pytest.mark.sanitize("linear", **SMALL_VIEW)
+@EACH_VIEW
+@EACH_MATRIX
+def test_results_are_right_for_an_x_of_any_strides(case, view, size):
+    x = view(draw(size, case.dtype, case.device))
+    ours, reference = linear_modules(x.shape[-1], 24, 3.0, case.dtype, case.device)
     assert_right(ours, reference, x, case.may_be_ours)
-    weight = view(draw(size, dtype, device)).flatten(0, -2)
+
+
+@pytest.mark.sanitize("linear", **SMALL_VIEW)
+@EACH_VIEW
+@EACH_MATRIX
+def test_results_are_right_for_a_weight_of_any_strides(case, view, size):
+    weight = view(draw(size, case.dtype, case.device)).flatten(0, -2)
     n, k = weight.shape
-    if not weight.is_contiguous() or n != size[0]:
-        ours, reference = linear_modules(k, n, 3.0, dtype, device, bias=False)
-        ours.linear.weight = reference.linear.weight = nn.Parameter(weight)
-        assert_right(ours, reference, draw((17, k), dtype, device), case.may_be_ours)
-    ours, reference = linear_modules(16, 6, 3.0, dtype, device)
-    ours.linear.bias = reference.linear.bias = nn.Parameter(draw((12,), dtype, device)[::2])
-    assert_right(ours, reference, draw((5, 16), dtype, device), case.may_be_ours)
+    ours, reference = linear_modules(k, n, 3.0, case.dtype, case.device, bias=False)
+    ours.linear.weight = reference.linear.weight = nn.Parameter(weight)
+    assert_right(ours, reference, draw((17, k), case.dtype, case.device), case.may_be_ours)
+
+
+@pytest.mark.sanitize("linear", case=SANITIZED)
+def test_results_are_right_for_a_bias_with_gaps(case):
+    ours, reference = linear_modules(16, 6, 3.0, case.dtype, case.device)
+    bias = draw((12,), case.dtype, case.device)[::2]
+    ours.linear.bias = reference.linear.bias = nn.Parameter(bias)
+    assert_right(ours, reference, draw((5, 16), case.dtype, case.device), case.may_be_ours)
 
 
 @pytest.mark.parametrize("divisor", DIVISORS, ids=str)
