@@ -8,9 +8,8 @@
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
 // with the row's exponent, so that scaled = hi + lo / 2^11. The error is at most 2^-23 |scaled| if
-// |scaled| is at least 2^-13. The fp16x3 GEMM (float32 with kFloat32Accuracy) multiplies hi and lo
-// of both operands. The GEMM with one product (float32 with kTf32Accuracy) multiplies hi alone; lo
-// is then not made.
+// |scaled| is at least 2^-13. The fp16x3 GEMM (float32 at `highest`) multiplies hi and lo of both
+// operands. The GEMM with one product (float32 at `high`) multiplies hi alone; lo is then not made.
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
