@@ -57,15 +57,11 @@ struct Config {
 
   // ----- The pipeline
   //
-  // A stage holds one k-tile: 32 of K. A row of it is 128 bytes, the widest that TMA swizzles: 32
-  // floats of the weight, or hi and lo of 32 elements of x.
-  static constexpr int kKTileDepth = 32;
-  static constexpr int kRowBytes = 128;
+  // A stage holds one k-tile: 32 of K. A row of it is 32 floats of the weight, or hi and lo of 32
+  // elements of x.
+  static constexpr int kRowBytes = split::kKTileRowBytes;
+  static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kWithLo);
   static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
-  static_assert(kRowBytes == kKTileDepth * 2 * sizeof(__half),
-                "hi and lo of a k-tile of a row of x");
-  static_assert(kKTileDepth == split::k_tile_depth(split::Form::kWithLo),
-                "x is split into these k-tiles");
   // The distance from hi to lo in shared memory: a row of x has 32 hi first, then 32 lo.
   static constexpr int kHiBytes = kKTileDepth * sizeof(__half);
   // wgmma instructions along the K of a k-tile: each takes 16.

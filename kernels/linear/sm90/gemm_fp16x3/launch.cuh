@@ -18,9 +18,6 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-static_assert(TmaConfig::kBoxRowBytes == Config::kRowBytes,
-              "a row of a box is a k-tile of a row of an operand");
-
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //
 //   slice                type      shape                  used by                   cleared
