@@ -63,7 +63,7 @@ void launch_high(const LinearArguments& call, cudaStream_t stream) {
 
 // Launches a chunk of a float32 call at `highest`.
 void launch_highest(const LinearArguments& call, cudaStream_t stream) {
-  const gemm_fp16x3::Workspace workspace(call);
+  const gemm_fp16x3::Fp16x3Workspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
   const Epilogue<float> epilogue(call, /*vector_size=*/2);
@@ -93,7 +93,7 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
   call.m = rows;
   call.workspace = nullptr;  // so that its slices are only measured (WorkspaceSlices)
   if (call.dtype != DType::kFloat32) return 0;
-  if (call.precision == Precision::kHighest) return gemm_fp16x3::Workspace(call).bytes;
+  if (call.precision == Precision::kHighest) return gemm_fp16x3::Fp16x3Workspace(call).bytes;
   return gemm_one_product::Workspace(call).bytes;
 }
 
@@ -101,8 +101,8 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
 Tiling tiling_of(const LinearArguments& call) {
   Tiling tiling{};
   if (call.precision == Precision::kHighest) {
-    tiling.rows_of_tile = gemm_fp16x3::Config::kLargestRows;
-    tiling.weight_tiles = divide_up(call.n, gemm_fp16x3::Config::kTileWeightRows);
+    tiling.rows_of_tile = gemm_fp16x3::Fp16x3Config::kLargestRows;
+    tiling.weight_tiles = divide_up(call.n, gemm_fp16x3::Fp16x3Config::kTileWeightRows);
     tiling.tiles_of_wave = std::nullopt;  // stream-K
   } else {
     // Each cluster computes whole tiles, so a wave has one tile for each cluster.
