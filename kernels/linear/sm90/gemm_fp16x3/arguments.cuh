@@ -41,7 +41,7 @@ struct Fp16x3Config {
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are exactly 4
-  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only for K from kLongK on.
+  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only from kInterval128FromK on.
   //   128  For all tiles of a product with few tiles, if this takes less time (choose_tiles.h).
   //    64  The same, for a product with even fewer tiles.
   static constexpr int kLargestRows = 176;
@@ -82,13 +82,13 @@ struct Fp16x3Config {
 
   // ----- The promotion interval
   //
-  // Hi products are added to the float32 sums after every 32 of K if K is below kShortK, after
-  // every 64 if it is below kLongK, and after every 128 from there on. (Lo products are always
-  // added up over a k-group: mainloop.cuh.) A short interval is more accurate, because tensor cores
+  // Hi products are added to the float32 sums after every 32 of K. From K = kInterval64FromK on, that
+  // is after every 64, and from kInterval128FromK on after every 128. (Lo products are always added
+  // up over a k-group: mainloop.cuh.) A short interval is more accurate, because tensor cores
   // truncate, but takes more time. Float32 sums of more terms have larger errors, so the error
   // bound grows with K, and a longer K allows a longer interval (docs/SPLIT.md).
-  static constexpr int kShortK = 2048;
-  static constexpr int kLongK = 4096;
+  static constexpr int kInterval64FromK = 2048;
+  static constexpr int kInterval128FromK = 4096;
 
   // ----- Registers of a thread
   //

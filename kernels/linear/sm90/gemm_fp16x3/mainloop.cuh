@@ -365,7 +365,7 @@ struct Fp16x3Consumer {
     } else if (rows == Fp16x3Config::kMediumRows) {
       run_mainloop(TileRows<Fp16x3Config::kMediumRows>{}, k_groups, lets_second_start, state);
     } else if (kPromotionInterval == 128 && rows == Fp16x3Config::kLargeRows) {
-      // Only products with K >= kLongK have tiles of 160.
+      // Only products with K >= kInterval128FromK have tiles of 160.
       run_mainloop(TileRows<Fp16x3Config::kLargeRows>{}, k_groups, lets_second_start, state);
     } else {
       run_mainloop(TileRows<Fp16x3Config::kLargestRows>{}, k_groups, lets_second_start, state);
