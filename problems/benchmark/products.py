@@ -81,7 +81,7 @@ _PAIRS = {
         ("kFewTiles", (32, 2048, 128), (32, 2304, 128)),
         ("kMostMultiplications", (32, 4096, 2048), (32, 4096, 2304)),
         ("kMostMultiplications", (4096, 16, 2048), (4096, 16, 2304)),
-        # fp16x3_wins, and fp16x3_forward_wins for a weight that is not copied
+        # sm90_fp16x3_wins, and sm90_fp16x3_forward_wins for a weight that is not copied
         ("kLeastKAtHighest", (16384, 1024, 16), (16384, 1024, 12)),
         ("kTooFewRows", (20, 16384, 1024), (16, 16384, 1024)),
         ("kTooFewColumns", (2048, 68, 8192), (2048, 64, 8192)),
@@ -89,12 +89,12 @@ _PAIRS = {
         ("kAddedElements", (64, 4096, 528), (64, 4096, 512)),
         ("kLeastWork", (512, 1024, 352), (512, 1024, 320)),
         ("kLeastWork", (3328, 1024, 64), (3072, 1024, 64)),
-        # fp16x3_forward_wins for a weight whose rows are not aligned to 16 bytes, so it is copied
+        # sm90_fp16x3_forward_wins for a weight with unaligned rows, which is copied
         ("kLeastWorkForCopy", (68, 8192, 1022), (64, 8192, 1022)),
         ("kLeastWorkForCopy", (1024, 1024, 606), (1024, 1024, 574)),
         ("kLeastWorkForCopy", (8192, 256, 478), (8192, 256, 446)),
     ],
-    # fp16x3_gradient_wins
+    # sm90_fp16x3_gradient_wins
     (GRADIENT_OF_X, HIGHEST): [
         ("kLeastKOfFp16x3Gradient", (8192, 4096, 64), (8192, 4096, 56)),
         ("kLeastWeight", (32768, 256, 512), (32768, 256, 448)),
@@ -110,7 +110,7 @@ _PAIRS = {
         # skinny_wins
         ("kManyTiles", (8, 16896, 256), (8, 17408, 256)),
         ("kVeryFewRows", (8, 4096, 4096), (9, 4096, 4096)),
-        # one_product_wins, one_product_wins_float32
+        # sm90_one_product_wins, sm90_one_product_wins_float32
         ("kLeastKOfOneProduct", (8192, 8192, 256), (8192, 8192, 224)),
         ("kConversionPerElement", (704, 16384, 4096), (672, 16384, 4096)),
         ("kConversionPerElement", (8192, 864, 4096), (8192, 832, 4096)),
@@ -123,7 +123,7 @@ _PAIRS = {
         ("kConversionPerElement", (8192, 1024, 2048), (8192, 960, 2048)),
     ],
     (GRADIENT_OF_WEIGHT, HIGH): [("kCopyPerElement", (4096, 1920, 2048), (4096, 1856, 2048))],
-    # one_product_wins, one_product_wins_half
+    # sm90_one_product_wins, sm90_one_product_wins_half
     (FORWARD, FLOAT16): [
         ("kLeastKOfOneProduct", (2048, 4096, 256), (2048, 4096, 224)),
         ("kPassAsK", (512, 5376, 1024), (512, 5120, 1024)),

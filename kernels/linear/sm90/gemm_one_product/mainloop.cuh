@@ -132,7 +132,7 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   const uint32_t empty_address = shared_base + offsetof(SharedMemory<Mode>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   const uint32_t x_address = shared_base + offsetof(SharedMemory<Mode>, x) +
-                             rank * Config::kXRowsPerBlock * Config::kKTileBytes;
+                             rank * Config::kXRowsPerBlock * Config::kRowBytes;
   const uint32_t weight_address = shared_base + offsetof(SharedMemory<Mode>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
@@ -189,9 +189,9 @@ __device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kA
                                                 uint32_t x_address, uint32_t weight_address,
                                                 bool accumulates) {
   const uint64_t a =
-      ptx::matrix_descriptor<Config::kKTileBytes, kWeight, Config::kBoxBytes>(weight_address);
-  const uint64_t b = ptx::matrix_descriptor<Config::kKTileBytes, kX, Config::kBoxBytes>(x_address);
-  constexpr int kWgmmas = Config::kKTileBytes / 32;  // one multiplies 32 bytes of K
+      ptx::matrix_descriptor<Config::kRowBytes, kWeight, Config::kBoxBytes>(weight_address);
+  const uint64_t b = ptx::matrix_descriptor<Config::kRowBytes, kX, Config::kBoxBytes>(x_address);
+  constexpr int kWgmmas = Config::kRowBytes / 32;  // one multiplies 32 bytes of K
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kWgmmas; ++i) {
@@ -248,7 +248,7 @@ struct ConsumerWarpgroup {
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
     const int first_row = warpgroup * Config::kWarpgroupColumns;
     weight_address =
-        shared_base + offsetof(SharedMemory<Mode>, weight) + first_row * Config::kKTileBytes;
+        shared_base + offsetof(SharedMemory<Mode>, weight) + first_row * Config::kRowBytes;
   }
 
   // Returns the rows and columns of a tile that the warpgroup computes.
