@@ -107,7 +107,7 @@ Tiling tiling_of(const LinearArguments& call) {
   } else {
     // Each cluster computes whole tiles, so a wave has one tile for each cluster.
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    tiling.rows_of_tile = gemm_one_product::Config::kTileRows;
+    tiling.rows_of_tile = gemm_one_product::OneProductConfig::kTileRows;
     tiling.weight_tiles = gemm_one_product::tiles_of(call).weight_tiles;
     tiling.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   }

@@ -153,7 +153,7 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   ptx::fence_proxy_async_global();
   __syncwarp();
   if (lane < ConverterConfig::kPatchKTiles && patch.k_tile + lane < conversion.k_tiles) {
-    const int64_t panel = patch.row / Config::kBlockWeightRows;
+    const int64_t panel = patch.row / OneProductConfig::kBlockWeightRows;
     ptx::add_release(
         conversion.converted_patches + panel * conversion.k_tiles + patch.k_tile + lane, 1);
   }

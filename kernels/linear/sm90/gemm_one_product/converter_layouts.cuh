@@ -55,7 +55,7 @@ struct ConverterConfig {
   static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kWithoutLo);  // 64 of K
   static constexpr int kPatchKTiles = 4;
   static constexpr int kPatchRows = 32;
-  static constexpr int kPatchesPerPanel = Config::kBlockWeightRows / kPatchRows;
+  static constexpr int kPatchesPerPanel = OneProductConfig::kBlockWeightRows / kPatchRows;
 
   static constexpr int kPiecesPerKTile = 4;
   static constexpr int kPiecesPerPatch = kPatchKTiles * kPiecesPerKTile;

@@ -93,8 +93,8 @@ __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_s
 //   h, b   0, 0     0, 1     1, 0     1, 1
 template <bool kMask, typename T>
 __device__ __forceinline__ void make_results_of_pair(
-    const float (&accumulators)[Config::kAccumulators], int first_row_block, float inverse_divisor,
-    const float (&bias)[2], uint32_t (&words)[4], PairMaskBits* mask_bits) {
+    const float (&accumulators)[OneProductConfig::kAccumulators], int first_row_block,
+    float inverse_divisor, const float (&bias)[2], uint32_t (&words)[4], PairMaskBits* mask_bits) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     const int block_of_pair = word % 2;
@@ -116,7 +116,8 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
                                                 int first_column, int thread,
                                                 const StagedMask& mask) {
   const int row = first_row + thread;
-  if (thread < Config::kHalfTypeSubtileRows && row < epilogue.m && first_column < epilogue.n) {
+  if (thread < OneProductConfig::kHalfTypeSubtileRows && row < epilogue.m &&
+      first_column < epilogue.n) {
     const int64_t byte = (static_cast<int64_t>(row) * epilogue.n + first_column) / 8;
     *reinterpret_cast<uint2*>(epilogue.mask + byte) = *reinterpret_cast<const uint2*>(mask[thread]);
   }
@@ -153,7 +154,7 @@ struct StagedRowsReader {
   __device__ __forceinline__ void copy(const Epilogue<T>& epilogue, int subtile_row,
                                        int buffer_offset) const {
 #pragma unroll
-    for (int i = 0; i < Config::kHalfTypeSubtileRows / kRowsAtATime; ++i) {
+    for (int i = 0; i < OneProductConfig::kHalfTypeSubtileRows / kRowsAtATime; ++i) {
       const int offset = buffer_offset + i * kRowsAtATime * kStagedRowBytes;
       const float4 v = ptx::load_shared_float4(source + offset);
       const int row_offset = subtile_row + i * kRowsAtATime;
@@ -174,10 +175,10 @@ struct StagedRowsReader {
 // column, and a vector that it writes has eight columns of one row.
 template <bool kMask, typename T>
 __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
-                           const float (&accumulators)[Config::kAccumulators],
+                           const float (&accumulators)[OneProductConfig::kAccumulators],
                            const EpilogueMemory<T>& memory) {
-  constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
-  static_assert(kStagedRowBytes == Config::kWarpgroupColumns * sizeof(T),
+  constexpr int kSubtileRows = OneProductConfig::kHalfTypeSubtileRows;
+  static_assert(kStagedRowBytes == OneProductConfig::kWarpgroupColumns * sizeof(T),
                 "a row has eight vectors of 16 bytes");
   constexpr int kPairRows = 16;  // a pair of row blocks has 16 rows
   const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
@@ -186,7 +187,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
   const int g = lane / 4;
   const int c = lane % 4;
   const float inverse_divisor = epilogue.divisor.inverse_power;
-  const float* const bias_of_warp = memory.inputs.bias + warp * Config::kWarpColumns;
+  const float* const bias_of_warp = memory.inputs.bias + warp * OneProductConfig::kWarpColumns;
   const float bias[2] = {bias_of_warp[g], bias_of_warp[g + 8]};
 
   // The address for stmatrix: lane l gives the address of row l % 8 of matrix l / 8. The matrices
@@ -201,7 +202,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
   const StagedRowsReader<T> reader(epilogue, warpgroup_tile, staging, thread);
 
 #pragma unroll
-  for (int subtile = 0; subtile < Config::kTileRows / kSubtileRows; ++subtile) {
+  for (int subtile = 0; subtile < OneProductConfig::kTileRows / kSubtileRows; ++subtile) {
     auto& staged = memory.staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
     const int subtile_row = subtile * kSubtileRows;
@@ -244,15 +245,16 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
 // warpgroup needs no barrier.
 template <typename T>
 struct PackedGradient {
-  static constexpr int kBoxes = Config::kTileRows / Config::kGradientBoxRows;
-  static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of row blocks
+  static constexpr int kBoxes = OneProductConfig::kTileRows / OneProductConfig::kGradientBoxRows;
+  static constexpr int kPairsPerBox =
+      OneProductConfig::kGradientBoxRows / 16;  // pairs of row blocks
   // [box][pair][word]: word 2 h + b has column block h, and two rows of row block b of the pair.
   uint32_t words[kBoxes][kPairsPerBox][4];
   // The number of stored boxes of the packed tile. At first no tile is packed, so no box is left.
   int stored = kBoxes;
 
   // Rounds the accumulators of a complete tile to T, in pairs.
-  __device__ void pack(const float (&accumulators)[Config::kAccumulators]) {
+  __device__ void pack(const float (&accumulators)[OneProductConfig::kAccumulators]) {
     stored = 0;
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
@@ -293,18 +295,18 @@ struct PackedGradient {
   __device__ void store(const CUtensorMap& map, const WarpgroupTile& warpgroup_tile,
                         Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
-    constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
+    constexpr int kLineBytes = OneProductConfig::kGradientBoxRows * sizeof(T);
     static_assert(kLineBytes == 128, "lines have the length of TMA's widest swizzle");
     const int warp = threadIdx.x % BlockConfig::kWarpgroupThreads / 32;
     const int lane = threadIdx.x % 32;
-    const uint32_t box =
-        ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBuffers]);
+    const uint32_t box = ptx::shared_address(
+        staging.gradient_boxes[warp][kBox % OneProductConfig::kGradientBuffers]);
     // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
     // lines of column block h, and row block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
     const int block_of_pair = lane / 8 % 2;
     // Waits until TMA has read the box that was in this buffer before.
-    if (lane == 0) ptx::wait_stores_read<Config::kGradientBuffers - 1>();
+    if (lane == 0) ptx::wait_stores_read<OneProductConfig::kGradientBuffers - 1>();
     __syncwarp();
 #pragma unroll
     for (int pair = 0; pair < kPairsPerBox; ++pair) {
@@ -316,8 +318,8 @@ struct PackedGradient {
     __syncwarp();
     if (lane == 0) {
       // The row comes first, because it is contiguous in out.
-      ptx::store_tensor(&map, warpgroup_tile.first_row + kBox * Config::kGradientBoxRows,
-                        warpgroup_tile.first_column + warp * Config::kWarpColumns, box);
+      ptx::store_tensor(&map, warpgroup_tile.first_row + kBox * OneProductConfig::kGradientBoxRows,
+                        warpgroup_tile.first_column + warp * OneProductConfig::kWarpColumns, box);
       ptx::commit_stores();
     }
   }

@@ -111,7 +111,8 @@ namespace kernels::sm90::gemm_one_product {
 // has two rows of the weight, and tests one accumulator of each.
 template <typename Mode>
 __device__ __forceinline__ void list_if_not_finite(
-    const Arguments<Mode>& args, int index, const float (&accumulators)[Config::kAccumulators]) {
+    const Arguments<Mode>& args, int index,
+    const float (&accumulators)[OneProductConfig::kAccumulators]) {
   const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
   const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
   if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
@@ -121,11 +122,11 @@ __device__ __forceinline__ void list_if_not_finite(
 template <typename Mode>
 __device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32_t shared_base,
                                              SharedMemory<Mode>& shared, int warpgroup) {
-  const EpilogueMemory<typename Mode::Out> memory{shared.epilogue_inputs[warpgroup],
-                                                  shared.staging[warpgroup],
-                                                  Config::kFirstEpilogueBarrier + warpgroup};
+  const EpilogueMemory<typename Mode::Out> memory{
+      shared.epilogue_inputs[warpgroup], shared.staging[warpgroup],
+      OneProductConfig::kFirstEpilogueBarrier + warpgroup};
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
-  float accumulators[Config::kAccumulators];
+  float accumulators[OneProductConfig::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x_tile)) return;
     const int k_tiles = args.k_tiles();
@@ -164,7 +165,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Mode>& arg
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;
   int packed_index = 0;  // the index of the packed tile
-  float accumulators[Config::kAccumulators];
+  float accumulators[OneProductConfig::kAccumulators];
   const auto store_next_box = [&] {
     packed.store_next(out_map, consumer.warpgroup_tile_of(args.tile_at(packed_index)),
                       shared.staging[warpgroup]);
@@ -202,7 +203,8 @@ __device__ __forceinline__ void run_converter(const Arguments<Mode>& args,
   const int64_t k = args.k;
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
   const PatchOrder order(args.conversion, args.tile_order.weight_tiles, clusters);
-  const ConverterWarp warp{shared.converters[converter], Config::kFirstConverterBarrier + converter,
+  const ConverterWarp warp{shared.converters[converter],
+                           OneProductConfig::kFirstConverterBarrier + converter,
                            &shared.producer_k_tile};
   convert_weight<Layout>(order, k, warp, [&] { return needs_converted_weight(args); });
 }
@@ -237,8 +239,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
     shared.producer_k_tile = 0;
   }
-  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory<Mode>, barriers.full),
-                                 shared_base + offsetof(SharedMemory<Mode>, barriers.empty));
+  init_barriers<OneProductConfig::kStages>(
+      shared_base + offsetof(SharedMemory<Mode>, barriers.full),
+      shared_base + offsetof(SharedMemory<Mode>, barriers.empty));
   // The kernels after this one have no work in most calls. The next one starts early, so that its
   // start adds less to the time of the call.
   if constexpr (Mode::kConvertsWeight) start_next_kernel();
@@ -248,8 +251,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   if constexpr (Mode::kIsHalfType) start_next_kernel();
 
   if (warpgroup >= BlockConfig::kConsumerWarpgroups) {
-    constexpr int kRegisters =
-        Mode::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
+    constexpr int kRegisters = Mode::kIsGradient ? OneProductConfig::kGradientWorkerRegisters
+                                                 : OneProductConfig::kWorkerRegisters;
     ptx::setmaxnreg_dec<kRegisters>();
     const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
     if (is_producer_warp) {
@@ -263,8 +266,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
       }
     }
   } else {
-    constexpr int kRegisters =
-        Mode::kIsGradient ? Config::kGradientConsumerRegisters : Config::kConsumerRegisters;
+    constexpr int kRegisters = Mode::kIsGradient ? OneProductConfig::kGradientConsumerRegisters
+                                                 : OneProductConfig::kConsumerRegisters;
     ptx::setmaxnreg_inc<kRegisters>();
     if constexpr (Mode::kIsGradient) {
       run_gradient_consumer(args, out_map, shared_base, shared, warpgroup);

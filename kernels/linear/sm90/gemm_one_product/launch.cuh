@@ -30,7 +30,7 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-static_assert(TmaConfig::kBoxRowBytes == Config::kKTileBytes,
+static_assert(TmaConfig::kBoxRowBytes == OneProductConfig::kKTileBytes,
               "a row of a box is a k-tile of a row of an operand");
 
 // ------------------------------------------------------------------------------ steps of all modes
@@ -38,8 +38,8 @@ static_assert(TmaConfig::kBoxRowBytes == Config::kKTileBytes,
 // The tiles of gemm_one_product, for all its modes. The blocks of a cluster share a tile's rows of
 // x, and divide its rows of the weight.
 inline TileOrder tiles_of(const LinearArguments& call) {
-  return {blocks_of(call.m, Config::kTileRows),
-          blocks_of(call.n, Config::kBlockWeightRows * BlockConfig::kClusterSize)};
+  return {blocks_of(call.m, OneProductConfig::kTileRows),
+          blocks_of(call.n, OneProductConfig::kBlockWeightRows * BlockConfig::kClusterSize)};
 }
 
 // Returns the arguments of gemm_one_product. Those that only float32 has are null: redo, conversion
@@ -83,8 +83,8 @@ template <typename Mode>
 CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
                         bool is_transposed) {
   const auto matrix = static_cast<const typename Mode::Element*>(operand);
-  if (is_transposed) return make_map(matrix, k, rows, stride, Config::kBoxRows);
-  return make_map(matrix, rows, k, stride, Config::kBoxRows);
+  if (is_transposed) return make_map(matrix, k, rows, stride, OneProductConfig::kBoxRows);
+  return make_map(matrix, rows, k, stride, OneProductConfig::kBoxRows);
 }
 
 // Launches gemm_one_product on the caller's operands, which are not k-tiled.
@@ -99,7 +99,7 @@ void launch_on_operands(const Arguments<Mode>& args, int clusters, const LinearA
     // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16
     // columns, which are rows of this map.
     const auto out = static_cast<const typename Mode::Out*>(call.out);
-    maps.out = make_map(out, call.n, call.m, call.m, Config::kWarpColumns);
+    maps.out = make_map(out, call.n, call.m, call.m, OneProductConfig::kWarpColumns);
   }
   launch_with_maps(args, clusters, maps, stream);
 }
@@ -111,7 +111,7 @@ template <typename Mode>
 void launch_half_in_mode(const LinearArguments& call, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
   const int64_t vector_size =
-      call.mask != nullptr ? Config::kWarpgroupColumns : 16 / sizeof(typename Mode::Out);
+      call.mask != nullptr ? OneProductConfig::kWarpgroupColumns : 16 / sizeof(typename Mode::Out);
   auto args = make_arguments<Mode>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   args.epilogue.call_is_fast = args.epilogue.call_is_fast && call.has_relu;
@@ -239,8 +239,8 @@ inline void launch_convert(const LinearArguments& call, const Workspace& workspa
   args.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
   const int k_tiles = workspace.conversion.k_tiles;
   TensorMaps maps;
-  maps.x = make_k_tiled_map(workspace.x, k_tiles, Config::kXRowsPerBlock);
-  maps.weight = make_k_tiled_map(workspace.weight, k_tiles, Config::kBlockWeightRows);
+  maps.x = make_k_tiled_map(workspace.x, k_tiles, OneProductConfig::kXRowsPerBlock);
+  maps.weight = make_k_tiled_map(workspace.weight, k_tiles, OneProductConfig::kBlockWeightRows);
   launch_with_maps(args, clusters, maps, stream);
 }
 
