@@ -167,7 +167,7 @@ struct RedoList {
 
 // The kernel's arguments.
 template <typename Mode>
-struct Arguments {
+struct OneProductArguments {
   // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.
   static constexpr int kKTileDepth = OneProductConfig::kKTileBytes / sizeof(typename Mode::Element);
 

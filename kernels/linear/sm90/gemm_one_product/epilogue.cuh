@@ -81,7 +81,8 @@ struct PrefetchedInputs {
   int x_exponent[kXRowsPerThread + 1] = {};
   bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
-  __device__ PrefetchedInputs(const Arguments<Mode>& args, const WarpgroupTile& warpgroup_tile)
+  __device__ PrefetchedInputs(const OneProductArguments<Mode>& args,
+                              const WarpgroupTile& warpgroup_tile)
       : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;

@@ -111,7 +111,7 @@ namespace kernels::sm90::gemm_one_product {
 // has two rows of the weight, and tests one accumulator of each.
 template <typename Mode>
 __device__ __forceinline__ void list_if_not_finite(
-    const Arguments<Mode>& args, int index,
+    const OneProductArguments<Mode>& args, int index,
     const float (&accumulators)[OneProductConfig::kAccumulators]) {
   const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
   const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
@@ -120,8 +120,9 @@ __device__ __forceinline__ void list_if_not_finite(
 
 // A consumer warpgroup of all modes but GradientMode: mainloop and epilogue, tile by tile.
 template <typename Mode>
-__device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32_t shared_base,
-                                             SharedMemory<Mode>& shared, int warpgroup) {
+__device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& args,
+                                             uint32_t shared_base,
+                                             OneProductSharedMemory<Mode>& shared, int warpgroup) {
   const EpilogueMemory<typename Mode::Out> memory{
       shared.epilogue_inputs[warpgroup], shared.staging[warpgroup],
       OneProductConfig::kFirstEpilogueBarrier + warpgroup};
@@ -157,10 +158,11 @@ __device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32
 // multiplied, spread evenly over its k-tiles. Example: with 4 boxes and 16 k-tiles, a box is stored
 // after the k-tiles 0, 4, 8 and 12.
 template <typename Mode>
-__device__ __forceinline__ void run_gradient_consumer(const Arguments<Mode>& args,
+__device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<Mode>& args,
                                                       const CUtensorMap& out_map,
                                                       uint32_t shared_base,
-                                                      SharedMemory<Mode>& shared, int warpgroup) {
+                                                      OneProductSharedMemory<Mode>& shared,
+                                                      int warpgroup) {
   const int k_tiles = args.k_tiles();
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;
@@ -189,7 +191,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Mode>& arg
 
 // Returns whether any tile is computed from the fp16 weight. All lanes of a warp call it.
 template <typename Mode>
-__device__ __forceinline__ bool needs_converted_weight(const Arguments<Mode>& args) {
+__device__ __forceinline__ bool needs_converted_weight(const OneProductArguments<Mode>& args) {
   int x_tile = 0;  // becomes the first one that is computed
   while (x_tile < args.tile_order.x_tiles && !computes_x_tile(args, x_tile)) ++x_tile;
   return x_tile < args.tile_order.x_tiles;
@@ -198,8 +200,8 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Mode>& ar
 // A converter warp of the block, 0 <= converter < ConverterConfig::kWarps, for a weight in this
 // layout (RowMajor or Transposed, converter_layouts.cuh).
 template <typename Layout, typename Mode>
-__device__ __forceinline__ void run_converter(const Arguments<Mode>& args,
-                                              SharedMemory<Mode>& shared, int converter) {
+__device__ __forceinline__ void run_converter(const OneProductArguments<Mode>& args,
+                                              OneProductSharedMemory<Mode>& shared, int converter) {
   const int64_t k = args.k;
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
   const PatchOrder order(args.conversion, args.tile_order.weight_tiles, clusters);
@@ -219,11 +221,13 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_one_product_kernel(const __grid_constant__ CUtensorMap x_map,
                             const __grid_constant__ CUtensorMap weight_map,
                             const __grid_constant__ CUtensorMap out_map,
-                            const __grid_constant__ Arguments<Mode> args) {
+                            const __grid_constant__ OneProductArguments<Mode> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  static_assert(sizeof(SharedMemory<Mode>) <= 227 * 1024, "a block has no more shared memory");
-  SharedMemory<Mode>& shared = *reinterpret_cast<SharedMemory<Mode>*>(dynamic_memory);
+  static_assert(sizeof(OneProductSharedMemory<Mode>) <= 227 * 1024,
+                "a block has no more shared memory");
+  OneProductSharedMemory<Mode>& shared =
+      *reinterpret_cast<OneProductSharedMemory<Mode>*>(dynamic_memory);
   const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / BlockConfig::kWarpgroupThreads;
   // The producer warp follows the consumer warpgroups, and the converter warps follow it.
@@ -240,8 +244,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     shared.producer_k_tile = 0;
   }
   init_barriers<OneProductConfig::kStages>(
-      shared_base + offsetof(SharedMemory<Mode>, barriers.full),
-      shared_base + offsetof(SharedMemory<Mode>, barriers.empty));
+      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full),
+      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty));
   // The kernels after this one have no work in most calls. The next one starts early, so that its
   // start adds less to the time of the call.
   if constexpr (Mode::kConvertsWeight) start_next_kernel();

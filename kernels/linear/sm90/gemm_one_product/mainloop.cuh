@@ -28,7 +28,7 @@ namespace kernels::sm90::gemm_one_product {
 // if a row of x is not accurate in fp16. All lanes of a warp call it, and all warps of all blocks
 // get the same answer.
 template <typename Mode>
-__device__ bool computes_x_tile(const Arguments<Mode>& args, int x_tile) {
+__device__ bool computes_x_tile(const OneProductArguments<Mode>& args, int x_tile) {
   if (!Mode::kConvertsWeight) return true;
   bool fits_fp16 = true;
 #pragma unroll
@@ -49,7 +49,8 @@ __device__ bool computes_x_tile(const Arguments<Mode>& args, int x_tile) {
 //
 // A tile that ConvertMode leaves out (computes_x_tile) is left out by all of them.
 template <typename Mode, typename Body>
-__device__ __forceinline__ void for_each_tile(const Arguments<Mode>& args, const Body& body) {
+__device__ __forceinline__ void for_each_tile(const OneProductArguments<Mode>& args,
+                                              const Body& body) {
   const int tile_count = args.tile_count();
   for (int index = blockIdx.x / BlockConfig::kClusterSize; index < tile_count;
        index += gridDim.x / BlockConfig::kClusterSize) {
@@ -94,7 +95,8 @@ struct BoxBegin {
 // transposed. A stage has an operand as boxes of 64 rows (OneProductConfig::kBoxRows), one after
 // the other. Elements outside of a matrix are loaded as zeros.
 template <typename Mode>
-__device__ __forceinline__ void load_boxes(const OperandMaps& maps, const Arguments<Mode>& args,
+__device__ __forceinline__ void load_boxes(const OperandMaps& maps,
+                                           const OneProductArguments<Mode>& args,
                                            const LoadSource& source, const LoadTarget& target) {
   const int k = source.k_tile * args.kKTileDepth;
   for (int i = 0; i < OneProductConfig::kXRowsPerBlock / OneProductConfig::kBoxRows; ++i) {
@@ -113,7 +115,8 @@ __device__ __forceinline__ void load_boxes(const OperandMaps& maps, const Argume
 
 // Issues the TMA loads of a k-tile. One thread calls it.
 template <typename Mode>
-__device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Arguments<Mode>& args,
+__device__ __forceinline__ void load_k_tile(const OperandMaps& maps,
+                                            const OneProductArguments<Mode>& args,
                                             const LoadSource& source, const LoadTarget& target) {
   ptx::mbarrier_arrive_expect_tx(target.full,
                                  OneProductConfig::kXBytes + OneProductConfig::kWeightBytes);
@@ -130,14 +133,16 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Argum
 // address of `shared`.
 template <typename Mode>
 __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
-                             const Arguments<Mode>& args, SharedMemory<Mode>& shared) {
-  const uint32_t full_address = shared_base + offsetof(SharedMemory<Mode>, barriers.full);
-  const uint32_t empty_address = shared_base + offsetof(SharedMemory<Mode>, barriers.empty);
+                             const OneProductArguments<Mode>& args,
+                             OneProductSharedMemory<Mode>& shared) {
+  const uint32_t full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
+  const uint32_t empty_address =
+      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   const uint32_t x_address =
-      shared_base + offsetof(SharedMemory<Mode>, x) +
+      shared_base + offsetof(OneProductSharedMemory<Mode>, x) +
       rank * OneProductConfig::kXRowsPerBlock * OneProductConfig::kKTileBytes;
-  const uint32_t weight_address = shared_base + offsetof(SharedMemory<Mode>, weight);
+  const uint32_t weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineState<OneProductConfig::kStages> state;
@@ -215,7 +220,7 @@ __device__ __forceinline__ void multiply_k_tile(
 // in float32.
 template <typename Mode>
 __device__ __forceinline__ void multiply_k_tile(
-    const Arguments<Mode>& args, float (&accumulators)[OneProductConfig::kAccumulators],
+    const OneProductArguments<Mode>& args, float (&accumulators)[OneProductConfig::kAccumulators],
     uint32_t x_address, uint32_t weight_address, bool accumulates) {
   using ptx::Major;
   if (Mode::kIsHalfType && args.x_is_transposed && args.weight_is_transposed) {
@@ -237,7 +242,7 @@ __device__ __forceinline__ void multiply_k_tile(
 // and columns of a tile it multiplies.
 template <typename Mode>
 struct ConsumerWarpgroup {
-  const Arguments<Mode>& args;
+  const OneProductArguments<Mode>& args;
   int warpgroup;
   int rank;  // the block's rank in its cluster
   // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
@@ -247,14 +252,15 @@ struct ConsumerWarpgroup {
   uint32_t weight_address;
   PipelineState<OneProductConfig::kStages> state;
 
-  __device__ ConsumerWarpgroup(const Arguments<Mode>& args, uint32_t shared_base, int warpgroup)
+  __device__ ConsumerWarpgroup(const OneProductArguments<Mode>& args, uint32_t shared_base,
+                               int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
-    full_address = shared_base + offsetof(SharedMemory<Mode>, barriers.full);
-    empty_address = shared_base + offsetof(SharedMemory<Mode>, barriers.empty);
-    x_address = shared_base + offsetof(SharedMemory<Mode>, x);
+    full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
+    empty_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
+    x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
     const int first_row = warpgroup * OneProductConfig::kWarpgroupColumns;
-    weight_address = shared_base + offsetof(SharedMemory<Mode>, weight) +
+    weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight) +
                      first_row * OneProductConfig::kKTileBytes;
   }
 

@@ -68,7 +68,7 @@ struct EpilogueMemory {
 
 // A block's shared memory.
 template <typename Mode>
-struct SharedMemory {
+struct OneProductSharedMemory {
   uint8_t x[OneProductConfig::kStages][OneProductConfig::kXBytes];
   uint8_t weight[OneProductConfig::kStages][OneProductConfig::kWeightBytes];
   Staging<typename Mode::Out> staging[BlockConfig::kConsumerWarpgroups];
