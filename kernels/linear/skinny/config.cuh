@@ -15,7 +15,7 @@ namespace kernels::skinny {
 
 // The constants of skinny_kernel and of its launch. docs/EXPERIMENTS.md, "Few rows", has the times
 // of other values of kWarpColumns, kStepsPerKTile and kTileEndTime.
-struct Config {
+struct SkinnyConfig {
   static constexpr int kWarps = 8;  // in a block
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpColumns = 4;  // columns of a warp
@@ -43,7 +43,7 @@ template <int kTileRows>
 using Sum = std::conditional_t<(kTileRows > 4), float, double>;
 
 // The arguments of skinny_kernel. The launch sets `k_tiles` when it has chosen the cluster size.
-struct Arguments {
+struct SkinnyArguments {
   const float* x;
   const float* weight;
   int64_t x_stride;
@@ -54,7 +54,7 @@ struct Arguments {
   int weight_tiles;  // tiles of kTileColumns columns
   int k_tiles = 0;   // each block of a cluster multiplies so many
 
-  explicit Arguments(const LinearArguments& call, int tile_rows)
+  explicit SkinnyArguments(const LinearArguments& call, int tile_rows)
       : x(static_cast<const float*>(call.x)),
         weight(static_cast<const float*>(call.weight)),
         x_stride(call.x_stride),
@@ -62,22 +62,22 @@ struct Arguments {
         epilogue(call),
         k(static_cast<int>(call.k)),
         x_tiles(blocks_of(call.m, tile_rows)),
-        weight_tiles(blocks_of(call.n, Config::kTileColumns)) {}
+        weight_tiles(blocks_of(call.n, SkinnyConfig::kTileColumns)) {}
 
   // Returns how far apart a cluster's tiles of the weight are. For each tile of x, clusters /
   // x_tiles clusters take the tiles of the weight in turn (skinny_kernel has an example).
   __device__ int tile_step() const { return ptx::nclusterid() / x_tiles; }
 
   // Returns K without the elements after the last whole float4.
-  __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
+  __device__ int whole_k() const { return k / SkinnyConfig::kLaneK * SkinnyConfig::kLaneK; }
 };
 
 // The shared memory of a block: the sums of two tiles, double [2][kTileRows][kTileColumns], and the
 // block's range of x, Sum<kTileRows> [steps][kTileRows][kStepK].
 template <int kTileRows>
 constexpr size_t shared_bytes(int k_tiles) {
-  return kTileRows * (2 * Config::kTileColumns * sizeof(double) +
-                      k_tiles * Config::kKTileDepth * sizeof(Sum<kTileRows>));
+  return kTileRows * (2 * SkinnyConfig::kTileColumns * sizeof(double) +
+                      k_tiles * SkinnyConfig::kKTileDepth * sizeof(Sum<kTileRows>));
 }
 
 }  // namespace kernels::skinny

@@ -62,17 +62,17 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 // block_first_k on. Elements past the last row and past whole_k are zeros. A warp copies one row of
 // one step at a time. Copy number i is that of row i % kTileRows in step i / kTileRows.
 template <int kTileRows>
-__device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int block_first_k,
-                       int k_range) {
-  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kTileRows>);  // one row in one step
+__device__ void load_x(const SkinnyArguments& arguments, uint8_t* x, int first_row,
+                       int block_first_k, int k_range) {
+  constexpr int kRowBytes = SkinnyConfig::kStepK * sizeof(Sum<kTileRows>);  // one row in one step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int steps = k_range / Config::kStepK;
+  const int steps = k_range / SkinnyConfig::kStepK;
 #pragma unroll 4
-  for (int i = warp; i < steps * kTileRows; i += Config::kWarps) {
+  for (int i = warp; i < steps * kTileRows; i += SkinnyConfig::kWarps) {
     const int row = first_row + i % kTileRows;
     const int step = i / kTileRows;
-    const int k = block_first_k + step * Config::kStepK + lane * Config::kLaneK;
+    const int k = block_first_k + step * SkinnyConfig::kStepK + lane * SkinnyConfig::kLaneK;
     const bool exists = row < arguments.epilogue.m && k < arguments.whole_k();
     const float4* const source =
         reinterpret_cast<const float4*>(arguments.x + row * arguments.x_stride + k);
@@ -95,22 +95,22 @@ __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, in
 // After the last k-tile of a tile comes the first one of the cluster's next tile.
 class PrefetchedWeights {
  public:
-  float4 v[Config::kStepsPerKTile][Config::kWarpColumns]{};
+  float4 v[SkinnyConfig::kStepsPerKTile][SkinnyConfig::kWarpColumns]{};
 
   // Loads the first k-tile of a tile of the weight. The block's range of K begins at block_first_k.
-  __device__ PrefetchedWeights(const Arguments& arguments, int tile, int block_first_k)
+  __device__ PrefetchedWeights(const SkinnyArguments& arguments, int tile, int block_first_k)
       : arguments_(arguments),
-        lane_first_k_(block_first_k + static_cast<int>(threadIdx.x % 32) * Config::kLaneK),
+        lane_first_k_(block_first_k + static_cast<int>(threadIdx.x % 32) * SkinnyConfig::kLaneK),
         tile_(tile) {
     find_columns();
 #pragma unroll
-    for (int step = 0; step < Config::kStepsPerKTile; ++step) load_next(step);
+    for (int step = 0; step < SkinnyConfig::kStepsPerKTile; ++step) load_next(step);
   }
 
   // Replaces the weights of a step. The steps of a k-tile are replaced in order.
   __device__ void load_next(int step) {
     load(step);
-    const bool is_last_step = step == Config::kStepsPerKTile - 1;
+    const bool is_last_step = step == SkinnyConfig::kStepsPerKTile - 1;
     if (is_last_step) advance();
   }
 
@@ -119,7 +119,7 @@ class PrefetchedWeights {
   // that all addresses are valid; the results are not stored.
   __device__ void find_columns() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int first_column = tile_ * Config::kTileColumns + warp * Config::kWarpColumns;
+    const int first_column = tile_ * SkinnyConfig::kTileColumns + warp * SkinnyConfig::kWarpColumns;
     const int column = min(first_column, arguments_.epilogue.n - 1);
     source_ = arguments_.weight + column * arguments_.weight_stride + lane_first_k_;
     columns_after_ = arguments_.epilogue.n - 1 - column;
@@ -127,11 +127,12 @@ class PrefetchedWeights {
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int offset = k_tile_ * Config::kKTileDepth + step * Config::kStepK;  // from lane_first_k_
+    const int offset =
+        k_tile_ * SkinnyConfig::kKTileDepth + step * SkinnyConfig::kStepK;  // from lane_first_k_
     const bool exists =
         lane_first_k_ + offset < arguments_.whole_k() && tile_ < arguments_.weight_tiles;
 #pragma unroll
-    for (int i = 0; i < Config::kWarpColumns; ++i) {
+    for (int i = 0; i < SkinnyConfig::kWarpColumns; ++i) {
       // Past the last column this is the last one again.
       const float* const address =
           source_ + min(i, columns_after_) * arguments_.weight_stride + offset;
@@ -147,7 +148,7 @@ class PrefetchedWeights {
     find_columns();
   }
 
-  const Arguments& arguments_;
+  const SkinnyArguments& arguments_;
   const int lane_first_k_;  // this lane's K in the block's first step
   // load_next loads this k-tile of this tile of the weight.
   int tile_;
@@ -158,7 +159,7 @@ class PrefetchedWeights {
 
 // A lane's sums of the products of a tile, [kTileRows][kWarpColumns].
 template <int kTileRows>
-using LaneSums = Sum<kTileRows>[kTileRows * Config::kWarpColumns];
+using LaneSums = Sum<kTileRows>[kTileRows * SkinnyConfig::kWarpColumns];
 
 // Adds the products of one step to this lane's sums. `x_address` is the address in shared memory of
 // this lane's elements of the step's first row of x.
@@ -169,11 +170,11 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
 #pragma unroll
   for (int row = 0; row < kTileRows; ++row) {
     Sum<kTileRows> a[4];
-    load_step(x_address + row * Config::kStepK * sizeof(Sum<kTileRows>), a);
+    load_step(x_address + row * SkinnyConfig::kStepK * sizeof(Sum<kTileRows>), a);
 #pragma unroll
-    for (int i = 0; i < Config::kWarpColumns; ++i) {
+    for (int i = 0; i < SkinnyConfig::kWarpColumns; ++i) {
       const float4& b = weights.v[step][i];
-      Sum<kTileRows>& sum = lane_sums[row * Config::kWarpColumns + i];
+      Sum<kTileRows>& sum = lane_sums[row * SkinnyConfig::kWarpColumns + i];
       // In this order ptxas finds registers for the sums of 16 rows.
       sum = fma(a[3], Sum<kTileRows>{b.w}, sum);
       sum = fma(a[2], Sum<kTileRows>{b.z}, sum);
@@ -186,16 +187,16 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
 // Adds the products of a tile, over the block's range of K, to this lane's sums. `x` is the range
 // of x in shared memory. Afterwards `weights` has the first k-tile of the cluster's next tile.
 template <int kTileRows>
-__device__ __forceinline__ void multiply_tile(const Arguments& arguments, const uint8_t* x,
+__device__ __forceinline__ void multiply_tile(const SkinnyArguments& arguments, const uint8_t* x,
                                               PrefetchedWeights& weights,
                                               LaneSums<kTileRows>& lane_sums) {
   uint32_t x_address = ptx::shared_address(x + threadIdx.x % 32 * kVectorBytes);
   for (int k_tile = 0; k_tile < arguments.k_tiles; ++k_tile) {
 #pragma unroll
-    for (int step = 0; step < Config::kStepsPerKTile; ++step) {
+    for (int step = 0; step < SkinnyConfig::kStepsPerKTile; ++step) {
       multiply_step<kTileRows>(lane_sums, weights, step, x_address);
       weights.load_next(step);
-      x_address += kTileRows * Config::kStepK * sizeof(Sum<kTileRows>);
+      x_address += kTileRows * SkinnyConfig::kStepK * sizeof(Sum<kTileRows>);
     }
   }
 }
