@@ -82,35 +82,36 @@ __device__ void load_x(const SkinnyArguments& arguments, uint8_t* x, int first_r
 
 // ---------------------------------------------------------------------------- weights and products
 
-// The weights that this lane multiplies next, a k-tile: v[step][column] has 4 elements of K of one
+// The weights that this lane multiplies next, a k-slice: v[step][column] has 4 elements of K of one
 // of the warp's columns. When a step has been multiplied, load_next replaces its weights by those
-// of the same step of the next k-tile:
+// of the same step of the next k-slice:
 //
-//   after                     v[0]      v[1]
-//   the constructor           k-tile 0  k-tile 0
-//   load_next(/*step=*/0)     k-tile 1  k-tile 0
-//   load_next(/*step=*/1)     k-tile 1  k-tile 1
-//   load_next(/*step=*/0)     k-tile 2  k-tile 1
+//   after                     v[0]       v[1]
+//   the constructor           k-slice 0  k-slice 0
+//   load_next(/*step=*/0)     k-slice 1  k-slice 0
+//   load_next(/*step=*/1)     k-slice 1  k-slice 1
+//   load_next(/*step=*/0)     k-slice 2  k-slice 1
 //
-// After the last k-tile of a tile comes the first one of the cluster's next tile.
+// After the last k-slice of a tile comes the first one of the cluster's next tile.
 class PrefetchedWeights {
  public:
-  float4 v[SkinnyConfig::kStepsPerKTile][SkinnyConfig::kWarpColumns]{};
+  float4 v[SkinnyConfig::kStepsPerKSlice][SkinnyConfig::kWarpColumns]{};
 
-  // Loads the first k-tile of a tile of the weight. The block's range of K begins at block_first_k.
+  // Loads the first k-slice of a tile of the weight. The block's range of K begins at
+  // block_first_k.
   __device__ PrefetchedWeights(const SkinnyArguments& arguments, int tile, int block_first_k)
       : arguments_(arguments),
         lane_first_k_(block_first_k + static_cast<int>(threadIdx.x % 32) * SkinnyConfig::kLaneK),
         tile_(tile) {
     find_columns();
 #pragma unroll
-    for (int step = 0; step < SkinnyConfig::kStepsPerKTile; ++step) load_next(step);
+    for (int step = 0; step < SkinnyConfig::kStepsPerKSlice; ++step) load_next(step);
   }
 
-  // Replaces the weights of a step. The steps of a k-tile are replaced in order.
+  // Replaces the weights of a step. The steps of a k-slice are replaced in order.
   __device__ void load_next(int step) {
     load(step);
-    const bool is_last_step = step == SkinnyConfig::kStepsPerKTile - 1;
+    const bool is_last_step = step == SkinnyConfig::kStepsPerKSlice - 1;
     if (is_last_step) advance();
   }
 
@@ -128,7 +129,7 @@ class PrefetchedWeights {
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
     const int offset =
-        k_tile_ * SkinnyConfig::kKTileDepth + step * SkinnyConfig::kStepK;  // from lane_first_k_
+        k_slice_ * SkinnyConfig::kKSliceDepth + step * SkinnyConfig::kStepK;  // from lane_first_k_
     const bool exists =
         lane_first_k_ + offset < arguments_.whole_k() && tile_ < arguments_.weight_tiles;
 #pragma unroll
@@ -140,19 +141,19 @@ class PrefetchedWeights {
     }
   }
 
-  // Goes on to the next k-tile, or to the first k-tile of the cluster's next tile.
+  // Goes on to the next k-slice, or to the first k-slice of the cluster's next tile.
   __device__ void advance() {
-    if (++k_tile_ < arguments_.k_tiles) return;
-    k_tile_ = 0;
+    if (++k_slice_ < arguments_.k_slices) return;
+    k_slice_ = 0;
     tile_ += arguments_.tile_step();
     find_columns();
   }
 
   const SkinnyArguments& arguments_;
   const int lane_first_k_;  // this lane's K in the block's first step
-  // load_next loads this k-tile of this tile of the weight.
+  // load_next loads this k-slice of this tile of the weight.
   int tile_;
-  int k_tile_ = 0;       // counted from the beginning of the block's range of K
+  int k_slice_ = 0;      // counted from the beginning of the block's range of K
   const float* source_;  // the weight of the warp's first column, at lane_first_k_
   int columns_after_;    // how many columns exist after the warp's first
 };
@@ -185,15 +186,15 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
 }
 
 // Adds the products of a tile, over the block's range of K, to this lane's sums. `x` is the range
-// of x in shared memory. Afterwards `weights` has the first k-tile of the cluster's next tile.
+// of x in shared memory. Afterwards `weights` has the first k-slice of the cluster's next tile.
 template <int kTileRows>
 __device__ __forceinline__ void multiply_tile(const SkinnyArguments& arguments, const uint8_t* x,
                                               PrefetchedWeights& weights,
                                               LaneSums<kTileRows>& lane_sums) {
   uint32_t x_address = ptx::shared_address(x + threadIdx.x % 32 * kVectorBytes);
-  for (int k_tile = 0; k_tile < arguments.k_tiles; ++k_tile) {
+  for (int k_slice = 0; k_slice < arguments.k_slices; ++k_slice) {
 #pragma unroll
-    for (int step = 0; step < SkinnyConfig::kStepsPerKTile; ++step) {
+    for (int step = 0; step < SkinnyConfig::kStepsPerKSlice; ++step) {
       multiply_step<kTileRows>(lane_sums, weights, step, x_address);
       weights.load_next(step);
       x_address += kTileRows * SkinnyConfig::kStepK * sizeof(Sum<kTileRows>);

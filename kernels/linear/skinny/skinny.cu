@@ -34,8 +34,8 @@
 //      column 4 w + 2    lane 0   lane 1   ...   lane 31
 //      column 4 w + 3    lane 0   lane 1   ...   lane 31
 //
-// A "k-tile" is two steps, so 256 of K. While a warp multiplies one k-tile, it loads the weights of
-// the next into registers. At the end of a tile, these are the weights of the next tile.
+// A "k-slice" is two steps, so 256 of K. While a warp multiplies one k-slice, it loads the weights
+// of the next into registers. At the end of a tile, these are the weights of the next tile.
 //
 // When a tile has been multiplied, each lane has partial sums over its elements of K. They are then
 // added up, in double:
@@ -47,7 +47,7 @@
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
 // for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
-// such a sum covers at most 4 k-tiles, so that few roundings add up. add_lanes always adds in
+// such a sum covers at most 4 k-slices, so that few roundings add up. add_lanes always adds in
 // double; docs/EXPERIMENTS.md, "Few rows", has what that costs and gains.
 
 #include <algorithm>
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(SkinnyConfig::kThreads, SkinnyConfig::kBlocksP
   double* const all_sums = reinterpret_cast<double*>(dynamic_memory);
   SumBuffers buffers{all_sums, all_sums + kSums};
   uint8_t* const x = reinterpret_cast<uint8_t*>(all_sums + 2 * kSums);
-  const int k_range = arguments.k_tiles * SkinnyConfig::kKTileDepth;
+  const int k_range = arguments.k_slices * SkinnyConfig::kKSliceDepth;
   const int block_first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % arguments.x_tiles * kTileRows;
@@ -153,39 +153,39 @@ int known_active_clusters(int log_size) {
 struct Clusters {
   int cluster_size = 0;  // in blocks
   int blocks = 0;        // in all clusters; 0 if x fits into no cluster
-  int k_tiles = 0;       // each block multiplies so many
+  int k_slices = 0;      // each block multiplies so many
 };
 
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but
-// fewer clusters run at once. The time is counted in k-tiles:
+// fewer clusters run at once. The time is counted in k-slices:
 //
-//   time = waves * tiles of the weight of a cluster * (k-tiles of a block + kTileEndTime)
+//   time = waves * tiles of the weight of a cluster * (k-slices of a block + kTileEndTime)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
 Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
   constexpr bool kSumsInFloat = std::is_same_v<Sum<kTileRows>, float>;
-  const int all_k_tiles = blocks_of(k, SkinnyConfig::kKTileDepth);
+  const int all_k_slices = blocks_of(k, SkinnyConfig::kKSliceDepth);
   Clusters best;
   int64_t least_time = INT64_MAX;
   for (int log_size = 0; log_size <= SkinnyConfig::kLogMaxClusterSize; ++log_size) {
     const int cluster_size = 1 << log_size;
-    const int k_tiles = blocks_of(all_k_tiles, cluster_size);
-    const bool x_fits = shared_bytes<kTileRows>(k_tiles) <= SkinnyConfig::kMaxBytes;
+    const int k_slices = blocks_of(all_k_slices, cluster_size);
+    const bool x_fits = shared_bytes<kTileRows>(k_slices) <= SkinnyConfig::kMaxBytes;
     // Sums in float that are too long are accepted only in the largest cluster.
     const bool is_largest = log_size == SkinnyConfig::kLogMaxClusterSize;
-    const bool is_too_long = kSumsInFloat && k_tiles > SkinnyConfig::kMaxFloatKTiles;
+    const bool is_too_long = kSumsInFloat && k_slices > SkinnyConfig::kMaxFloatKSlices;
     if (!x_fits || (is_too_long && !is_largest)) continue;
 
     const int active_clusters = known_active_clusters<kTileRows>(log_size);
     const int64_t tiles_each = divide_up(weight_tiles, std::max(active_clusters / x_tiles, 1));
     const int64_t waves = divide_up(x_tiles, active_clusters);
-    const int64_t time = waves * tiles_each * (k_tiles + SkinnyConfig::kTileEndTime);
+    const int64_t time = waves * tiles_each * (k_slices + SkinnyConfig::kTileEndTime);
     if (time >= least_time) continue;
     least_time = time;
     best.cluster_size = cluster_size;
-    best.k_tiles = k_tiles;
+    best.k_slices = k_slices;
     // As few clusters as are needed if each computes tiles_each tiles of the weight.
     best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * cluster_size;
   }
@@ -202,11 +202,11 @@ void launch_tiles(const LinearArguments& call, cudaStream_t stream) {
   if constexpr (kTileRows > 1) {
     if (clusters.blocks == 0) return launch_tiles<kTileRows / 2>(call, stream);
   }
-  arguments.k_tiles = clusters.k_tiles;
+  arguments.k_slices = clusters.k_slices;
   Grid grid{};
   grid.blocks = clusters.blocks;
   grid.threads = SkinnyConfig::kThreads;
-  grid.shared_bytes = shared_bytes<kTileRows>(clusters.k_tiles);
+  grid.shared_bytes = shared_bytes<kTileRows>(clusters.k_slices);
   grid.stream = stream;
   grid.cluster_size = clusters.cluster_size;
   launch_or_throw(grid, skinny_kernel<kTileRows>, arguments);
@@ -228,12 +228,12 @@ namespace kernels::cuda {
 bool linear_skinny_supports(const LinearArguments& call) {
   using skinny::SkinnyConfig;
   // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
-  // the two buffers for sums. The row's elements are double, as the sums are. A k-tile is
-  // subtracted because K of a block is rounded up to whole k-tiles.
+  // the two buffers for sums. The row's elements are double, as the sums are. A k-slice is
+  // subtracted because K of a block is rounded up to whole k-slices.
   constexpr int64_t kElementsPerBlock = SkinnyConfig::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
       SkinnyConfig::kMaxClusterSize *
-      (kElementsPerBlock - 2 * SkinnyConfig::kTileColumns - SkinnyConfig::kKTileDepth);
+      (kElementsPerBlock - 2 * SkinnyConfig::kTileColumns - SkinnyConfig::kKSliceDepth);
   return call.dtype == DType::kFloat32 && call.k <= kMaxK && call.m * call.n < int64_t{1} << 31 &&
          has_aligned_rows(call.x, sizeof(float) * call.x_stride) &&
          has_aligned_rows(call.weight, sizeof(float) * call.weight_stride);
