@@ -117,9 +117,9 @@ inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
   if (!a.is_cuda()) return false;
   if (a.scalar_type() == at::kFloat) {
     // At `high`, only the path sm90 has a kernel for gradients.
-    const bool needs_float32_accuracy = float32_precision() == Precision::kFloat32Accuracy;
+    const bool is_highest = float32_precision() == Precision::kHighest;
     const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
-    return needs_float32_accuracy || may_choose_sm90;
+    return is_highest || may_choose_sm90;
   }
   const bool is_half_type = a.element_size() == 2;
   if (!is_half_type) return false;

@@ -83,7 +83,7 @@ struct Product {
   bool weight_has_vector_rows;
 
   bool is_float32() const { return dtype == DType::kFloat32; }
-  bool needs_float32_accuracy() const { return precision == Precision::kFloat32Accuracy; }
+  bool is_highest() const { return precision == Precision::kHighest; }
 };
 
 // The smallest K for which errors and times were measured.
@@ -142,7 +142,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   const bool has_measured_k = product.k >= kLeastKAtHighest;
 
   if (product.m <= kVeryFewRows) return fits_many_tiles || has_long_k;
-  if (!product.needs_float32_accuracy()) return false;
+  if (!product.is_highest()) return false;
   if (product.m <= kTileRows) return (fits_medium_tiles && has_medium_k) || has_long_k;
   // A tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
@@ -284,7 +284,7 @@ inline Path choose_path_on_hopper(const Product& product, const Gpu& gpu) {
       product.is_float32() && product.is_forward && product.weight_has_vector_rows;
   if (may_be_skinny && skinny_wins(product, gpu)) return Path::kSkinny;
   const bool sm90_wins =
-      product.needs_float32_accuracy() ? fp16x3_wins(product) : one_product_wins(product, gpu);
+      product.is_highest() ? fp16x3_wins(product) : one_product_wins(product, gpu);
   return sm90_wins ? Path::kSm90 : Path::kTorch;
 }
 
@@ -292,8 +292,7 @@ inline Path choose_path_on_hopper(const Product& product, const Gpu& gpu) {
 inline Path choose_path(const Product& product, const Gpu& gpu) {
   if (product.dtype == DType::kFloat64) return Path::kTorch;
   if (gpu.capability == 90) return choose_path_on_hopper(product, gpu);
-  if (gpu.capability == 80 && product.needs_float32_accuracy() && sm80_wins(product))
-    return Path::kSm80;
+  if (gpu.capability == 80 && product.is_highest() && sm80_wins(product)) return Path::kSm80;
   return Path::kTorch;
 }
 

@@ -98,7 +98,7 @@ void set_linear_path(c10::string_view name) {
 }
 
 std::string float32_precision_name() {
-  return float32_precision() == Precision::kTf32Accuracy ? "high" : "highest";
+  return float32_precision() == Precision::kHigh ? "high" : "highest";
 }
 
 // Not by an Operator, which would also define a stable name for saved programs.

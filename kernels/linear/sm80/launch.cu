@@ -168,13 +168,12 @@ bool linear_sm80_supports(const LinearArguments& call) {
   const bool has_gpu =
       device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
       device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Sm80Config::kSharedBytes;
-  const bool needs_float32_accuracy =
-      call.dtype == DType::kFloat32 && call.precision == Precision::kFloat32Accuracy;
+  const bool is_highest = call.dtype == DType::kFloat32 && call.precision == Precision::kHighest;
   const bool has_sizes =
       call.m <= kMaxSize && call.n <= kMaxSize && call.k <= kMaxSize &&
       divide_up(call.m, Sm80Config::kTileRows) * divide_up(call.n, Sm80Config::kTileColumns) <=
           kMaxSize;
-  return sm80::is_built() && has_gpu && needs_float32_accuracy && has_sizes;
+  return sm80::is_built() && has_gpu && is_highest && has_sizes;
 }
 
 size_t linear_sm80_workspace_bytes(const LinearArguments& call) {

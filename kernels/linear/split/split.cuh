@@ -8,9 +8,8 @@
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
 // with the row's exponent, so that scaled = hi + lo / 2^11. The error is at most 2^-23 |scaled| if
-// |scaled| is at least 2^-13. The fp16x3 GEMM (float32 with kFloat32Accuracy) multiplies hi and lo
-// of both operands. The GEMM with one product (float32 with kTf32Accuracy) multiplies hi alone; lo
-// is then not made.
+// |scaled| is at least 2^-13. The fp16x3 GEMM (float32 at `highest`) multiplies hi and lo of both
+// operands. The GEMM with one product (float32 at `high`) multiplies hi alone; lo is then not made.
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
@@ -54,9 +53,10 @@ constexpr int kTopExponent = 14;
 // hi or its lo is 16 bytes.
 constexpr int kOctet = 8;
 
-// The fp16 numbers of one row in a k-tile of the k-tiled layout (see ScaledMatrix): 64 hi, or 32 hi
-// and 32 lo. They are 128 bytes, the widest row that TMA swizzles.
-constexpr int kKTileNumbers = 64;
+// A row of a k-tile in the k-tiled layout (see ScaledMatrix): 64 hi, or 32 hi and 32 lo. They are
+// 128 bytes, the widest row that TMA swizzles, so all k-tiles of sm90/ have such rows.
+constexpr int kKTileRowBytes = 128;
+constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);
 
 // The form of a split: hi and lo of each element, or hi alone.
 //
@@ -71,12 +71,12 @@ enum class Form { kWithoutLo, kWithLo };
 
 // Returns how many elements of K a k-tile of the k-tiled layout has.
 __host__ __device__ constexpr int k_tile_depth(Form form) {
-  return form == Form::kWithLo ? kKTileNumbers / 2 : kKTileNumbers;
+  return form == Form::kWithLo ? kKTileRowNumbers / 2 : kKTileRowNumbers;
 }
 
 // Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either form.
 inline __host__ __device__ int64_t padded(int64_t k) {
-  return (k + kKTileNumbers - 1) / kKTileNumbers * kKTileNumbers;
+  return (k + kKTileRowNumbers - 1) / kKTileRowNumbers * kKTileRowNumbers;
 }
 
 // The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
@@ -128,7 +128,7 @@ struct ScaledMatrix {
 
   // Returns where a row of a k-tile begins in the k-tiled layout: its first hi is hi[the result].
   __host__ __device__ int64_t k_tiled_index(int64_t k_tile, int64_t row) const {
-    return (k_tile * rows + row) * kKTileNumbers;
+    return (k_tile * rows + row) * kKTileRowNumbers;
   }
 };
 

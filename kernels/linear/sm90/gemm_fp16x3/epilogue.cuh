@@ -49,12 +49,12 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // Stores the sums of a work tile, which has `rows` rows of x, for the cluster that finishes the
 // tile. The consumer warps call it.
-__device__ inline void store_partial_sums(const Arguments& args, int rows,
-                                          const float (&sums)[Config::kSums]) {
+__device__ inline void store_partial_sums(const Fp16x3Arguments& args, int rows,
+                                          const float (&sums)[Fp16x3Config::kSums]) {
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
   const int rank = ptx::cluster_ctarank();
 #pragma unroll
-  for (int j = 0; j < Config::kSums / 4; ++j) {
+  for (int j = 0; j < Fp16x3Config::kSums / 4; ++j) {
     if (8 * j == rows) break;
     const float* const sum = sums + 4 * j;
     args.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -70,8 +70,8 @@ __device__ inline void store_partial_sums(const Arguments& args, int rows,
 // cluster that finishes the tile call it. The other clusters have the numbers just below this
 // cluster's. A warp spins until the warp of the same number in each of them has stored its sums.
 // stream_k.cuh says why no cluster waits forever.
-__device__ inline void add_partial_sums(const Arguments& args, int tile, int rows,
-                                        float (&sums)[Config::kSums]) {
+__device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, int rows,
+                                        float (&sums)[Fp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
   const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
 #pragma unroll 1
@@ -84,7 +84,7 @@ __device__ inline void add_partial_sums(const Arguments& args, int tile, int row
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll
-    for (int j = 0; j < Config::kSums / 4; ++j) {
+    for (int j = 0; j < Fp16x3Config::kSums / 4; ++j) {
       if (8 * j == rows) break;
       const float4 partial = __ldcg(&args.partials.sums[other_cluster][rank][j][threadIdx.x]);
       float* const sum = sums + 4 * j;
@@ -107,20 +107,21 @@ __device__ inline void add_partial_sums(const Arguments& args, int tile, int row
 // in turn, so for racecheck there is one barrier for all.
 #ifdef KERNELS_RACECHECK
 __device__ inline void sync_with_loader(int) {
-  ptx::barrier_sync(Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
+  ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
 }
 
 __device__ inline void sync_with_consumers() {
-  ptx::barrier_sync(Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
+  ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
 }
 #else
 __device__ inline void sync_with_loader(int warpgroup) {
-  ptx::barrier_sync(Config::kFirstEpilogueBarrier + warpgroup, BlockConfig::kWarpgroupThreads + 32);
+  ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier + warpgroup,
+                    BlockConfig::kWarpgroupThreads + 32);
 }
 
 __device__ inline void sync_with_consumers() {
   for (int w = 0; w < BlockConfig::kConsumerWarpgroups; ++w) {
-    ptx::barrier_sync(Config::kFirstEpilogueBarrier + w, BlockConfig::kWarpgroupThreads + 32);
+    ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier + w, BlockConfig::kWarpgroupThreads + 32);
   }
 }
 #endif
@@ -128,7 +129,8 @@ __device__ inline void sync_with_consumers() {
 // The loader warp: loads the inputs of one work tile after the other, into two buffers in turn.
 // While the consumers read one buffer, it fills the other. It also reports whether a row of x holds
 // infinity or NaN.
-__device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInputs (&buffers)[2]) {
+__device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
+                                            EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
   int work_tiles = 0;  // loaded so far; odd and even ones use different buffers
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
@@ -139,14 +141,14 @@ __device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInput
     // True as long as the fast epilogue supports the rows and columns that this lane loads.
     bool lane_is_fast = args.epilogue.call_is_fast;
     bool has_nonfinite = false;
-    for (int i = lane; i < Config::kLargestRows; i += 32) {
+    for (int i = lane; i < Fp16x3Config::kLargestRows; i += 32) {
       const int row = rows.begin + i;
       const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
       has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == split::kNonfinite;
       lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
-    for (int i = lane; i < Config::kBlockWeightRows; i += 32) {
+    for (int i = lane; i < Fp16x3Config::kBlockWeightRows; i += 32) {
       const int column = first_column + i;
       // Not __ldg: the second launch has written some exponents of the weight in this kernel.
       const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
@@ -182,7 +184,7 @@ static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &
 // Marks a column of out in which a sum is not finite, so that the second launch computes it again.
 // The column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
 // cannot be the cause: its rows with infinity or NaN were split as zeros.)
-__device__ inline void mark_overflow(const Arguments& args, int column) {
+__device__ inline void mark_overflow(const Fp16x3Arguments& args, int column) {
   if (args.is_second_launch || column >= args.epilogue.n) return;
   const int weight_row = column;
   args.weight.row_state[weight_row] = split::kOverflowed;
@@ -285,8 +287,8 @@ struct TwoColumns {
 // The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
 // It takes two row blocks at a time, which are four of its rows.
 template <bool kMask>
-__device__ void run_fast_epilogue(const Arguments& args, const EpilogueInputs& inputs,
-                                  int block_column, const float (&sums)[Config::kSums]) {
+__device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInputs& inputs,
+                                  int block_column, const float (&sums)[Fp16x3Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int column = inputs.first_column + block_column;
   const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
@@ -297,7 +299,7 @@ __device__ void run_fast_epilogue(const Arguments& args, const EpilogueInputs& i
   // Row 0 of a pair's four, in out.
   float* target = epilogue.out_at(inputs.first_row + lane_row, column);
 #pragma unroll
-  for (int pair = 0; pair < Config::kSums / 8; ++pair) {
+  for (int pair = 0; pair < Fp16x3Config::kSums / 8; ++pair) {
     const int first_row_of_pair = inputs.first_row + 16 * pair;
     if (first_row_of_pair >= inputs.end_row) break;
     uint32_t bits = 0;  // the thread's bits of the mask: byte r has row r's (combine_mask_bytes)
@@ -352,21 +354,21 @@ __device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_secon
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
 __device__ __forceinline__ void run_general_epilogue(
-    const Arguments& args, const EpilogueInputs& inputs, int block_column,
-    float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
-    const float (&sums)[Config::kSums]) {
+    const Fp16x3Arguments& args, const EpilogueInputs& inputs, int block_column,
+    float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
+    const float (&sums)[Fp16x3Config::kSums]) {
   const int lane = threadIdx.x % 32;
   const bool has_second_row = (lane & kLaneBitOfTwoColumns) != 0;
   const int row_in_row_block = 2 * (lane % 4) + (has_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
-  for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
-    const int first_row_of_subtile = subtile * Config::kSubtileRows;  // in the tile
+  for (int subtile = 0; subtile < Fp16x3Config::kSubtiles; ++subtile) {
+    const int first_row_of_subtile = subtile * Fp16x3Config::kSubtileRows;  // in the tile
     if (inputs.first_row + first_row_of_subtile >= inputs.end_row) break;
-    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks,
+    copy_any_subtile<0, Fp16x3Config::kSubtiles, Fp16x3Config::kSubtileRowBlocks,
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
-    for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
+    for (int j = 0; j < Fp16x3Config::kSubtileRowBlocks; ++j) {
       float kept[2];
       float received[2];
       exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], has_second_row, kept, received);
@@ -391,9 +393,9 @@ __device__ __forceinline__ void run_general_epilogue(
 // The epilogue of a tile: the fast one if the tile may take it, or else the general one.
 // `block_column` is the first of the thread's two columns.
 __device__ inline void run_epilogue(
-    const Arguments& args, const EpilogueInputs& inputs, int block_column,
-    float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
-    const float (&sums)[Config::kSums]) {
+    const Fp16x3Arguments& args, const EpilogueInputs& inputs, int block_column,
+    float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
+    const float (&sums)[Fp16x3Config::kSums]) {
   if (!inputs.tile_is_fast) {
     const int first_of_four = block_column / 4 * 4;
     run_general_epilogue(args, inputs, first_of_four, staging, sums);

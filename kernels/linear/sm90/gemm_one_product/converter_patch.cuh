@@ -158,7 +158,7 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   constexpr int kRowsAtATime = 4;
   const int lane = threadIdx.x % 32;
   const split::ScaledMatrix& weight = conversion.weight;
-  const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
+  const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
   const __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;  // the patch's first
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
@@ -169,11 +169,11 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
     const int64_t row = patch.row + piece_row + lane / 8;
     const int k = lane % 8 * split::kOctet;  // in the k-tile
     const __half* const source =
-        hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers + k;
+        hi_k_tile + k_tile * k_tile_elements + row * split::kKTileRowNumbers + k;
     uint4 octets[ConverterConfig::kOctetsPerPiece];
 #pragma unroll
     for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
-      const int row_offset = kRowsAtATime * i * split::kKTileNumbers;
+      const int row_offset = kRowsAtATime * i * split::kKTileRowNumbers;
       octets[i] = *reinterpret_cast<const uint4*>(source + row_offset);
     }
 #pragma unroll
@@ -225,7 +225,7 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     Layout::read(buffer, lane, octet, v);
     const int i = Layout::row_index(piece_in_k_tile, octet);
     const int distance =
-        Layout::row(0, i) * split::kKTileNumbers + Layout::first_k(0, piece_in_k_tile);
+        Layout::row(0, i) * split::kKTileRowNumbers + Layout::first_k(0, piece_in_k_tile);
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &probe);
   }
   return probe.has_found();
@@ -254,11 +254,11 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   constexpr int kInFlight = ConverterConfig::kBuffers - 1;
   const split::ScaledMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
-  const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
+  const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
   const int64_t k = int64_t{patch.k_tile} * ConverterConfig::kKTileDepth;
   // Where the lane's first octet of a k-tile goes.
   __half* target = weight.hi + patch.k_tile * k_tile_elements +
-                   (patch.row + Layout::row(lane, 0)) * split::kKTileNumbers +
+                   (patch.row + Layout::row(lane, 0)) * split::kKTileRowNumbers +
                    Layout::first_k(lane, 0);
   const LaneSource source = Layout::source_of(weight, patch.row, k, lane);
   const auto load = [&](int piece) {

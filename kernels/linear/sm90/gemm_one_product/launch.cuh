@@ -30,9 +30,6 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-static_assert(TmaConfig::kBoxRowBytes == OneProductConfig::kKTileBytes,
-              "a row of a box is a k-tile of a row of an operand");
-
 // ------------------------------------------------------------------------------ steps of all modes
 
 // The tiles of gemm_one_product, for all its modes. The blocks of a cluster share a tile's rows of

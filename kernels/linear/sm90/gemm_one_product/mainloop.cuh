@@ -139,9 +139,8 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   const uint32_t empty_address =
       shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x_address =
-      shared_base + offsetof(OneProductSharedMemory<Mode>, x) +
-      rank * OneProductConfig::kXRowsPerBlock * OneProductConfig::kKTileBytes;
+  const uint32_t x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x) +
+                             rank * OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
   const uint32_t weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
@@ -199,12 +198,12 @@ __device__ __forceinline__ void multiply_k_tile(
     float (&accumulators)[OneProductConfig::kAccumulators], uint32_t x_address,
     uint32_t weight_address, bool accumulates) {
   const uint64_t a =
-      ptx::matrix_descriptor<OneProductConfig::kKTileBytes, kWeight, OneProductConfig::kBoxBytes>(
+      ptx::matrix_descriptor<OneProductConfig::kRowBytes, kWeight, OneProductConfig::kBoxBytes>(
           weight_address);
   const uint64_t b =
-      ptx::matrix_descriptor<OneProductConfig::kKTileBytes, kX, OneProductConfig::kBoxBytes>(
+      ptx::matrix_descriptor<OneProductConfig::kRowBytes, kX, OneProductConfig::kBoxBytes>(
           x_address);
-  constexpr int kWgmmas = OneProductConfig::kKTileBytes / 32;  // one multiplies 32 bytes of K
+  constexpr int kWgmmas = OneProductConfig::kRowBytes / 32;  // one multiplies 32 bytes of K
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kWgmmas; ++i) {
@@ -261,7 +260,7 @@ struct ConsumerWarpgroup {
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
     const int first_row = warpgroup * OneProductConfig::kWarpgroupColumns;
     weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight) +
-                     first_row * OneProductConfig::kKTileBytes;
+                     first_row * OneProductConfig::kRowBytes;
   }
 
   // Returns the rows and columns of a tile that the warpgroup computes.
