@@ -17,7 +17,31 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// ----- the fast epilogue
+// ----- the mask of the fast epilogue
+//
+// The mask of a pair of row blocks, in shared memory, has one 16-bit word for each of the pair's 16
+// rows and each warp: bit n is the warp's column n. A thread has bits of four rows, and only two of
+// each. Three steps make whole words of them:
+//
+//   PairMaskBits         collects the thread's own bits
+//   combine_mask_words   exchanges bits among the eight lanes with the same c, which have the same
+//                        four rows: first with the lane of g ^ 4, then with those of g ^ 2 and g ^ 1
+//   stage_mask_word      stores a word
+//
+// The way of lane 27 (c = 3, g = 6) through these steps. Its rows are 2 c = 6 and 7 of both row
+// blocks, and its columns are g = 6 and g + 8 = 14.
+//
+//                            has bits of row blocks   of rows   of columns
+//
+//   PairMaskBits             0 and 1                  6 and 7   6 and 14
+//   exchange with lane 11    1                        6 and 7   2, 6, 10, 14
+//   exchange with lane 19    1                        6 and 7   0, 2, 4, 6, 8, 10, 12, 14
+//   exchange with lane 31    1                        6 and 7   0 - 15
+//   stage_mask_word          1                        7         0 - 15
+//
+// In the first exchange, lane 27 gives its bits of row block 0, and gets lane 11's of row block 1.
+// The lanes 19, 27 and 31 do the same with their partners, so row block 1 is left to the lanes with
+// g >= 4, and row block 0 to the others.
 
 // The mask bits of a thread's results in a pair of row blocks. A word has the results of one row
 // block:
@@ -42,13 +66,6 @@ struct PairMaskBits {
 // Combines the mask bits of a warp. Returns the two complete words of rows 2 c and 2 c + 1: row 2 c
 // in bits 0 - 15, row 2 c + 1 in bits 16 - 31. They are of the pair's second row block if
 // is_in_second, which is true in the lanes with g >= 4, and else of the first. All lanes call it.
-//
-// The bits of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7:
-//
-//   1. A lane with g < 4 exchanges with the lane with g + 4. The first keeps its bits of the first
-//      row block and gives its bits of the second. The other lane does the opposite. Each then has
-//      the combined bits of two lanes, in one row block.
-//   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool is_in_second, int g) {
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
@@ -84,6 +101,8 @@ __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_s
   const bool stores_word = place.g % 2 == 0;
   if (stores_word) mask[row][place.warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
 }
+
+// ----- the fast epilogue
 
 // Makes a thread's results in a pair of row blocks, which begins with first_row_block. The
 // results go to `words`, the registers of an stmatrix. A word has two rows of column block h and
