@@ -154,7 +154,7 @@ def _live_threads(pid: int) -> dict[str, str]:
     return live
 
 
-class Tree:
+class ProcessTree:
     """A contestant's process and everything below it, which stop and go on together.
 
     For each request, the caller uses the methods in this order:
@@ -269,7 +269,7 @@ class Tree:
 def _wait_for_rest(pids: list[int]) -> None:
     """Wait a while until processes that got SIGSTOP are at rest.
 
-    If one does not come to rest, its children are woken, and the search in `Tree.stop` begins anew.
+    If one does not come to rest, its children are woken, and the search in `ProcessTree.stop` begins anew.
     """
     for pid in pids:
         if not _comes_to_rest(pid):

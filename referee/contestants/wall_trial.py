@@ -45,7 +45,7 @@ def find_obstacle(server: Server, device: torch.device) -> str | None:
     """Return why contestants on a device cannot have walls; None if they can.
 
     The caller must be in a `with processes.subreaper()` block, and no solution may run yet: the
-    trial's process is treated as one, see `processes.Tree`.
+    trial's process is treated as one, see `processes.ProcessTree`.
 
     Args:
         server: forks the trial's process; its attribute `gives_walls` must be True.

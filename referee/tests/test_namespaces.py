@@ -147,7 +147,7 @@ def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
 
     pid, init_pid = start(leave_an_orphan)
     processes.referees_pids.add(init_pid)
-    tree = processes.Tree(pid, is_solution=True, init_pid=init_pid)
+    tree = processes.ProcessTree(pid, is_solution=True, init_pid=init_pid)
     assert until(lambda: processes.children_of(init_pid))
     (orphan,) = processes.children_of(init_pid)
     for _ in range(3):
