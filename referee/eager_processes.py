@@ -22,7 +22,7 @@ from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed
 from referee.request_memory import RequestMemory
 from referee.verdict import NotCorrectError, outcome
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 
 class EagerOutOfMemoryError(NotCorrectError):

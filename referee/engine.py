@@ -31,14 +31,14 @@ from referee.contestants.errors import EndedError, ForgedError, RaisedError, Tim
 from referee.contestants.server import Server
 from referee.eager_processes import Reserve
 from referee.grading import GradedFile, Grading, Options
-from referee.messages import first_error_line
+from referee.message_lines import first_error_line
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.resources import Resources
 from referee.rounds.timed_requests import is_planned, plan_of
 from referee.times.timing import drop_unfinished_round
 from referee.verdict import NotCorrectError, Verdict, outcome
-from referee.words import CORRECT, ERROR, INTERRUPTED, TIME_LIMIT
+from referee.verdict_words import CORRECT, ERROR, INTERRUPTED, TIME_LIMIT
 
 ShowProgress = Callable[..., None]  # see `console.Progress`
 PACKAGE = Path(__file__).resolve().parent

@@ -17,15 +17,15 @@ import run
 from problems import linear_relu_divide as linear
 from problems import relu
 from referee import engine, records
+from referee.call_names import COMPILED
 from referee.console import Progress
-from referee.names import COMPILED
 from referee.project import roofline, sweep
 from referee.reference.file import NoRoomError
 from referee.report import comparison_tables, graded_files, markdown, tables
 from referee.times import timing
 from referee.times.gain import TimesOfSetting
 from referee.verdict import NotCorrectError
-from referee.words import CORRECT, ERROR, LEFT_OUT
+from referee.verdict_words import CORRECT, ERROR, LEFT_OUT
 from tests.support.made_up_results import DTYPES, document, record, timings
 from tests.support.result_files import check_shape
 

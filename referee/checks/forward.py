@@ -14,9 +14,9 @@ from referee.comparison.requirements import Requirements
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
-from referee.messages import MAX_LINE_LENGTH
+from referee.message_lines import MAX_LINE_LENGTH
 from referee.verdict import NotCorrectError, outcome_of_exception
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 # Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
 MAX_EARLIER_RESULT_BYTES = 1 << 26

@@ -19,12 +19,12 @@ from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
-from referee.messages import MAX_LINE_LENGTH
+from referee.message_lines import MAX_LINE_LENGTH
 from referee.reference.file import NoRoomError
 from referee.reference.reference_step import StepArguments
 from referee.rounds.turns import only_compiled
 from referee.verdict import NotCorrectError, outcome_of_exception
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 COMPARED_STEPS = 2  # training steps, each with new inputs
 COMPARED_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before

@@ -3,7 +3,7 @@
 from referee.contestants.region import Region
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 
 def check_intact(

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from referee.call_names import MODULE
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_results, read_result
@@ -14,11 +15,10 @@ from referee.comparison.reference_tensor import Comparison
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
-from referee.names import MODULE
 from referee.reference.problem import Problem
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.verdict import NotCorrectError
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before

@@ -269,7 +269,8 @@ class ProcessTree:
 def _wait_for_rest(pids: list[int]) -> None:
     """Wait a while until processes that got SIGSTOP are at rest.
 
-    If one does not come to rest, its children are woken, and the search in `ProcessTree.stop` begins anew.
+    If one does not come to rest, its children are woken, and the search in `ProcessTree.stop`
+    begins anew.
     """
     for pid in pids:
         if not _comes_to_rest(pid):

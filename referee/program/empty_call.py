@@ -20,9 +20,9 @@ from statistics import quantiles
 
 import torch
 
+from referee.call_names import MODULE
 from referee.devices import choose_device
 from referee.engine import referee_at_work
-from referee.names import MODULE
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.resources import Resources

@@ -17,12 +17,12 @@ from referee.contestants.server import Server
 from referee.eager_processes import Reserve
 from referee.engine import Engine
 from referee.grading import GradedFile, Options
-from referee.messages import first_error_line, printable
+from referee.message_lines import first_error_line, printable
 from referee.records import Subject
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.verdict import NotCorrectError, Verdict
-from referee.words import ERROR, LEFT_OUT
+from referee.verdict_words import ERROR, LEFT_OUT
 
 Report = Callable[[Verdict], None]
 

@@ -16,7 +16,7 @@ from referee.project.project import Project
 from referee.records import Subject
 from referee.report import comparison_tables, tables
 from referee.verdict import NotCorrectError, Verdict
-from referee.words import CORRECT, ERROR
+from referee.verdict_words import CORRECT, ERROR
 
 
 class UnimportableError(Exception):

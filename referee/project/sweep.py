@@ -22,7 +22,7 @@ from referee.records import Subject
 from referee.reference.dtypes import DTYPES
 from referee.report import sweep_lines
 from referee.verdict import NotCorrectError, Verdict
-from referee.words import CORRECT, LEFT_OUT
+from referee.verdict_words import CORRECT, LEFT_OUT
 
 SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size may exceed it
 

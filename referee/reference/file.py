@@ -11,7 +11,7 @@ from torch import nn
 
 from referee.contestants.descriptions import as_plain_tensor, flatten
 from referee.contestants.execute import execute
-from referee.messages import first_error_line
+from referee.message_lines import first_error_line
 from referee.reference.random_values import reseed
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from statistics import geometric_mean
 
-from referee.messages import printable
+from referee.message_lines import printable
 from referee.report.tables import (
     forward_rounds,
     forward_row,
@@ -12,7 +12,7 @@ from referee.report.tables import (
     step_row,
     table,
 )
-from referee.words import CORRECT, TIE, TOO_NOISY
+from referee.verdict_words import CORRECT, TIE, TOO_NOISY
 
 
 def describe(record: dict) -> str:

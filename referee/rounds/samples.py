@@ -7,7 +7,7 @@ from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
 from referee.times.timing import Names, p10_and_p90
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
-from referee.words import FASTER
+from referee.verdict_words import FASTER
 
 FALSE_CLOCK = "its clock is false: the referee's counts"
 # If less than this part of a call's time can be hidden, nothing is said.

@@ -8,16 +8,16 @@ have slowed, is timed beside a new one.
 from collections.abc import Callable
 from statistics import median
 
+from referee.call_names import MODULE
 from referee.eager_processes import EagerProcess
 from referee.grading import Grading
-from referee.names import MODULE
 from referee.resources import Plan, Resources
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
 from referee.times import timing
 from referee.times.two_clocks import LATENESS_OF_IDLE_GPU
 from referee.verdict import NotCorrectError
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
 TURNS = 9  # of each process whose times are compared

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from referee.call_names import MODULE, NOTHING
 from referee.contestants.contestant import Contestant
-from referee.names import MODULE, NOTHING
 from referee.request_memory import Templates
 from referee.resources import Plan, Resources
 from referee.rounds.early_elements import EarlyElements

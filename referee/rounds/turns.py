@@ -21,8 +21,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from referee.call_names import COMPILED, MODULE
 from referee.grading import Grading
-from referee.names import COMPILED, MODULE
 from referee.rounds.timed_requests import TimedCall
 from referee.times import timing
 

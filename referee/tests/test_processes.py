@@ -17,7 +17,7 @@ from referee.contestants import processes
 from referee.contestants.errors import UnstoppableError, WokenError
 from referee.tests.counters import Counter, until
 from referee.verdict import outcome
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 TIMER_SECONDS = 0.2
 
@@ -300,7 +300,9 @@ def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, 
             signal.pause()
         processes.referees_pids.add(pid)
         try:
-            tree = processes.ProcessTree(pid, is_solution=True, init_pid=sleeper if has_walls else 0)
+            tree = processes.ProcessTree(
+                pid, is_solution=True, init_pid=sleeper if has_walls else 0
+            )
             assert counter.goes_on()
             assert tree.stop()
             assert counter.is_still()

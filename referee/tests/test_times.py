@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from referee import engine
-from referee.names import COPY
+from referee.call_names import COPY
 from referee.resources import Plan
 from referee.rounds import slow_eager
 from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock

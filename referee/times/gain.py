@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from referee.times.timing import MIN_JUDGED_ROUNDS, StepTimings, Timings, p10_and_p90, speed_up
-from referee.words import FASTER, SLOWER, TIE, TOO_NOISY
+from referee.verdict_words import FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses. In a
 # short call they differ by this many seconds.
