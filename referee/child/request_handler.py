@@ -180,7 +180,7 @@ class RequestHandler:
         return self._reply_to_check(returned, outputs)
 
     def _callable(self, call_name: str) -> Callable:
-        """Return what a name of `referee.call_names` stands for: the module or a yardstick."""
+        """Return the callable of a name: the module, the empty call or a yardstick."""
         if call_name == MODULE:
             return self._held.module
         if call_name == NOTHING:
