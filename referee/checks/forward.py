@@ -110,8 +110,8 @@ def _compare_results(
         result = read_result(grading, description, case.name, ResultIndex(0, result_index))
         check_complete(reply["elements"], result_index, result, case.name)
         got = flat_reals(result)
-        second_look = grading.reference.second_look(case.inputs, result_index)
-        comparison = tensor.compare(got, second_look)
+        rounded_otherwise = grading.reference.rounded_otherwise(case.inputs, result_index)
+        comparison = tensor.compare(got, rounded_otherwise)
         yield ComparedResult(result_index, case.inputs, previous_inputs, tensor, got, comparison)
 
 

@@ -242,9 +242,9 @@ def _compare_result(
     """
     call_index, result_index = index
     other_draws = grading.findings.requirements[result_index].other_draws
-    second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
+    rounded_otherwise = grading.reference.rounded_otherwise(drawn.inputs[call_index], result_index)
     eager_result = drawn.eager_results[call_index][result_index]
-    mistake = other_draws.find_mistake(got, eager_result, second_look)
+    mistake = other_draws.find_mistake(got, eager_result, rounded_otherwise)
     if not mistake:
         return
     for other_index, other_results in enumerate(drawn.eager_results):

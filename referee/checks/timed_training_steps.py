@@ -240,7 +240,7 @@ class _StepRounds:
             quantity.compare_timed(
                 got,
                 eager_result,
-                second_look=reference.second_look(drawn.arguments.inputs, result_index),
+                rounded_otherwise=reference.rounded_otherwise(drawn.arguments.inputs, result_index),
                 error_of_other_roundings=partial(other_roundings.error_of, result_index),
             )
 

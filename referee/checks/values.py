@@ -241,8 +241,8 @@ def _check_held_result(
         other_draws = grading.findings.requirements[result_index].other_draws
         index = ResultIndex(call_index, result_index)
         got = read_result(grading, description, call.name, index).reshape(-1)
-        second_look = grading.reference.second_look(call.inputs, result_index)
-        mistake = other_draws.find_mistake(got, eager_results[result_index], second_look)
+        rounded_otherwise = grading.reference.rounded_otherwise(call.inputs, result_index)
+        mistake = other_draws.find_mistake(got, eager_results[result_index], rounded_otherwise)
         if not mistake:
             continue
         if _is_result_of_a_call(grading, got, result_index, later_calls):

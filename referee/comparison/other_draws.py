@@ -13,7 +13,7 @@ from referee.comparison.accuracy import Errors, element_errors, mean_and_root_me
 from referee.comparison.budget import Budget
 from referee.comparison.compare import blocks, first_mismatch, flat_reals
 from referee.comparison.mistakes import describe_mean_error, describe_wrong
-from referee.comparison.second_look import SecondLook, find_excused
+from referee.comparison.second_look import RoundedOtherwise, find_excused
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,26 @@ class OtherDraws:
         return is_alike and self.find_mistake(got, eager) is None
 
     def find_mistake(
-        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None = None
+        self,
+        got: torch.Tensor,
+        eager: torch.Tensor,
+        rounded_otherwise: RoundedOtherwise | None = None,
     ) -> str | None:
         """Return what is wrong with a result, in words; None if nothing is.
 
         Args:
             got: the result; it may be flat.
             eager: eager's result for the same inputs, in its own shape.
-            second_look: yields the reference's results for these inputs, rounded otherwise; None
-                if no wrong element is excused.
+            rounded_otherwise: yields the reference's results for these inputs with other roundings;
+                None if no wrong element is excused.
         """
         if self._must_equal_eager:
-            return self._find_difference(got, eager, second_look)
+            return self._find_difference(got, eager, rounded_otherwise)
         flat_got, flat_eager = flat_reals(got), flat_reals(eager)
         if self._is_clearly_right(flat_got, flat_eager):
             return None
         budget = self._scaled_budget(flat_eager)
-        distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
+        distance = _measure_unexcused_distance(flat_got, flat_eager, budget, rounded_otherwise)
         if mistake := describe_wrong(distance.wrong, flat_got, eager):
             return mistake
         if distance.mean > budget.mean_limit:
@@ -88,18 +91,18 @@ class OtherDraws:
         return _measure_distance(got, eager, self._scaled_budget(eager)).wrong
 
     def _find_difference(
-        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
+        self, got: torch.Tensor, eager: torch.Tensor, rounded_otherwise: RoundedOtherwise | None
     ) -> str | None:
         """Return in words how a result differs from eager's; None if it does not.
 
         Elements that a second look excuses do not count.
         """
         mismatch = first_mismatch(got, eager)
-        if mismatch is None or second_look is None:
+        if mismatch is None or rounded_otherwise is None:
             return mismatch
         got, eager = flat_reals(got), flat_reals(eager)
         budget = self._scaled_budget(eager)
-        distance = _measure_unexcused_distance(got, eager, budget, second_look)
+        distance = _measure_unexcused_distance(got, eager, budget, rounded_otherwise)
         return mismatch if distance.wrong.any() else None
 
     def _scaled_budget(self, eager: torch.Tensor) -> Budget:
@@ -145,13 +148,16 @@ class OtherDraws:
 
 
 def _measure_unexcused_distance(
-    got: torch.Tensor, eager: torch.Tensor, budget: Budget, second_look: SecondLook | None
+    got: torch.Tensor,
+    eager: torch.Tensor,
+    budget: Budget,
+    rounded_otherwise: RoundedOtherwise | None,
 ) -> _Distance:
     """Measure how far a flat result is from eager's, without elements that rounding explains."""
     distance = _measure_distance(got, eager, budget)
-    if second_look is None:
+    if rounded_otherwise is None:
         return distance
-    excused = find_excused(distance.wrong, got, eager, budget, second_look)
+    excused = find_excused(distance.wrong, got, eager, budget, rounded_otherwise)
     if excused is None:
         return distance
     return _measure_distance(got, eager, budget, excused)
