@@ -27,7 +27,7 @@ from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.verdict_words import WRONG
 
 COMPARED_STEPS = 2  # training steps, each with new inputs
-COMPARED_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
+COMPARED_AFTER_OWN_INPUTS = 1  # with has_own_cases: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 NO_ROOM = "no memory to compare gradients"
 
@@ -60,7 +60,7 @@ def check_gradients(grading: Grading) -> None:
         grading.verdict.notes.append(LEFT_TO_FULL)
         return
     _make_room(grading)
-    count = COMPARED_AFTER_OWN_INPUTS if problem.file.covers_all_values else COMPARED_STEPS
+    count = COMPARED_AFTER_OWN_INPUTS if problem.file.has_own_cases else COMPARED_STEPS
     try:
         quantities = _compare_steps(grading, (grading.draw_inputs() for _ in range(count)))
     except (NoRoomError, torch.OutOfMemoryError):
@@ -71,7 +71,7 @@ def check_gradients(grading: Grading) -> None:
     if not quantities:
         return
     grading.findings.quantities = quantities
-    if problem.needs_float64 and problem.file.covers_all_values:
+    if problem.needs_float64 and problem.file.has_own_cases:
         _note_errors_of_gradients(grading)
 
 

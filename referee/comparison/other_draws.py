@@ -1,8 +1,7 @@
-"""Rules for a result in other draws than the one that set its error budget.
+"""Rules for a result in other draws than the budget draw, the one that set its error budget.
 
-The inputs of timed calls are drawn anew in each round. The reference runs in float64 only for the
-first draw. In the others, a solution's result is compared with eager's, and its error is the
-distance from eager's result.
+The inputs of timed calls are drawn anew in each round, and the reference does not run in float64 on
+them. A solution's result is compared with eager's, and its error is the distance from that.
 """
 
 from dataclasses import dataclass
@@ -33,9 +32,9 @@ class OtherDraws:
     """Judges a result in other draws, for which only eager's result is known.
 
     Args:
-        budget: how far from eager's a result may be if eager's is no larger than in the first
+        budget: how far from eager's a result may be if eager's is no larger than in the budget
             draw, as `Budget.of_distance_from_eager` returns it.
-        reference_errors: as in `Limits`, for the first draw.
+        reference_errors: as in `Limits`, for the budget draw.
         must_equal_eager: whether only eager's values are right.
 
     Attributes:
@@ -111,12 +110,12 @@ class OtherDraws:
         Args:
             eager: eager's flat result in this draw.
         """
-        first = self._reference_errors
-        if not first.root_mean_square:
+        budget_draw = self._reference_errors
+        if not budget_draw.root_mean_square:
             return self.budget
         mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
-        growth = max(1.0, root_mean_square / first.root_mean_square)
-        growth_of_mean = max(growth, mean_magnitude / first.mean_magnitude)
+        growth = max(1.0, root_mean_square / budget_draw.root_mean_square)
+        growth_of_mean = max(growth, mean_magnitude / budget_draw.mean_magnitude)
         return self.budget.scaled(growth, growth_of_mean)
 
     def _is_clearly_right(self, got: torch.Tensor, eager: torch.Tensor) -> bool:

@@ -138,7 +138,7 @@ class ReferenceModule:
             inputs: the arguments of the forward.
             result_index: which of its results is computed.
         """
-        if self._problem.file.covers_all_values:
+        if self._problem.file.has_own_cases:
             return None
         return partial(self._results_with_other_roundings, inputs, result_index)
 

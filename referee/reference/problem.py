@@ -107,7 +107,7 @@ class Problem:
             self.copy(module)  # the grading needs copies; this raises if none can be made
         self._check_room()
         self.float64_obstacle: str | None = None
-        if not file.covers_all_values:
+        if not file.has_own_cases:
             self.float64_obstacle = find_float64_obstacle(file, module, inputs)
 
     # ----------------------------------------------------------------- the reference and its inputs
