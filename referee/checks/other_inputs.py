@@ -59,10 +59,10 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     resources.eager.start()
     grading.write_inputs([inputs])
     try:
-        reply = resources.eager.processes[0].ask(
+        reply = resources.eager.members[0].ask(
             "is_finite", inputs=resources.memory.input_locations(1)
         )
-        resources.free_results(resources.eager.processes[0].contestant)
+        resources.free_results(resources.eager.members[0].contestant)
     except NotCorrectError:  # eager has ended and starts again when it is needed
         return False
     return reply["finite"] is True

@@ -107,9 +107,7 @@ def _is_new_process_faster(resources: Resources, call_count: int) -> bool:
         is_old_slower = []
         for _ in range(TURNS):
             old_seconds = _seconds_of_call(resources, old_processes[0], call_count, flush)
-            new_seconds = _seconds_of_call(
-                resources, resources.eager.processes[0], call_count, flush
-            )
+            new_seconds = _seconds_of_call(resources, resources.eager.members[0], call_count, flush)
             is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
         for process in old_processes:
@@ -131,7 +129,7 @@ def _is_faster_alone(grading: Grading, seconds_beside: list[float], call_count: 
     grading.solution.close()
     flush = make_flush(resources)
     seconds_after = [
-        _seconds_of_call(resources, resources.eager.processes[0], call_count, flush)
+        _seconds_of_call(resources, resources.eager.members[0], call_count, flush)
         for _ in range(TURNS)
     ]
     return _is_slower(seconds_beside, seconds_after)

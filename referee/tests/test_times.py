@@ -278,7 +278,7 @@ class EagersProcesses:
     """Takes the place of `EagerProcesses`; its contestants know the seconds of each turn."""
 
     def __init__(self, seconds_of_old: list[float], seconds_of_new: list[float]) -> None:
-        self.processes = self._one(seconds_of_old)
+        self.members = self._one(seconds_of_old)
         self._new = self._one(seconds_of_new)
 
     def _one(self, seconds_of_turns: list[float]) -> list[SimpleNamespace]:
@@ -286,10 +286,10 @@ class EagersProcesses:
         return [SimpleNamespace(contestant=contestant, close=lambda: None)]
 
     def take(self) -> list[SimpleNamespace]:
-        return self.processes
+        return self.members
 
     def start(self) -> None:
-        self.processes = self._new
+        self.members = self._new
 
 
 def grading_with_slow_eager(device: str, seconds_of_new: Sequence[float] = ()) -> SimpleNamespace:
