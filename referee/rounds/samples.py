@@ -22,7 +22,7 @@ class RoundSamples:
     """The samples that all timed calls have in the rounds so far.
 
     Args:
-        names: the names of the solution, of eager and of eager again.
+        names: the names of the solution, of eager and of the control.
         timed_calls: all but the empty call.
 
     Attributes:
@@ -77,7 +77,7 @@ def _clock_note(names: Names, device: str, samples: RoundSamples, waiting_second
     longer faster then, its gain is UNCONFIRMED.
 
     Args:
-        names: the names of the solution, of eager and of eager again.
+        names: the names of the solution, of eager and of the control.
         device: "cpu" or "cuda".
         samples: the samples of all rounds.
         waiting_seconds: the seconds of a request in which a GPU waits.

@@ -34,10 +34,10 @@ CACHED_BYTES = 1 << 26
 
 
 def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
-    """Return the solution, eager, eager again, and the yardsticks.
+    """Return the solution, eager, the control, and the yardsticks.
 
-    On a CPU eager has two processes, and the second one is timed as eager again. On a GPU there is
-    one process, which is timed twice.
+    On a CPU eager has two processes, and the second one is the control. On a GPU there is one
+    process, which is timed twice.
     """
     names, eager = grading.problem.names, grading.resources.eager.members
     first, last = eager[0].contestant, eager[-1].contestant

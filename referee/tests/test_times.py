@@ -75,7 +75,7 @@ def test_a_device_that_waits_for_launches_is_late(own, backlog, lateness):
 
 
 def test_a_copy_gains_nothing_if_all_of_eagers_calls_are_late():
-    """These times were measured: those of eager, of eager again, and of a copy of it."""
+    """These times were measured: those of eager, of the control, and of a copy of eager."""
     eager, control = [30.59e-6, 27.54e-6, 30.84e-6], [27.70e-6, 31.23e-6, 29.37e-6]
     copy = [16.65e-6, 17.14e-6, 17.05e-6]
     samples = RoundSamples(NAMES, TIMED_CALLS)
@@ -204,7 +204,7 @@ ONES = [1.0] * 5
 JITTER = [1.0, 1.02, 0.98, 1.01, 0.99]
 # The control's ratios, and its interval, go from 1 / 2 to 2.
 NOISY = [0.5, 1.0, 2.0, 0.6, 1.6]
-# Eager, eager again and the solution; the device; the word.
+# Eager, the control and the solution; the device; the word.
 WORDS = {
     "the same": (ONES, ONES, ONES, "cpu", "a tie"),
     "the same with jitter": (ONES, JITTER, JITTER[::-1], "cpu", "a tie"),

@@ -55,7 +55,7 @@ def compare_times(
 
     Args:
         eager: eager's seconds of a call, for each round.
-        control: the seconds of eager's second turns.
+        control: the control's.
         solution: the solution's.
         device: "cpu" or "cuda".
         lateness: by which factor late launches lengthen eager's calls, see `Sample.lateness`.
