@@ -51,7 +51,7 @@ def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
 
 def in_random_order(timed_calls: list[TimedCall]) -> list[TimedCall]:
     """Return the timed calls in the order of their turns."""
-    return random.sample(timed_calls, len(timed_calls))
+    return random.SystemRandom().sample(timed_calls, len(timed_calls))
 
 
 def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) -> Iterator[Round]:
