@@ -137,8 +137,7 @@ _PAIRS = {
         ("kCopyPerElement", (4096, 1920, 2048), (4096, 1856, 2048)),  # 0.97, 1.001
     ],
     # sm90_one_product_wins, and sm90_one_product_wins_half: utilization >= K / (K + 640) in a
-    # forward, and
-    # >= 0.9 in a gradient, where M N >= 3 * 2^22 (kLeastHalfGradient)
+    # forward, and >= 0.9 in a gradient, where M N >= 3 * 2^22 (kLeastHalfGradient)
     (FORWARD, FLOAT16): [
         ("kLeastKOfOneProduct", (2048, 4096, 256), (2048, 4096, 224)),
         ("kPassAsK", (512, 5376, 1024), (512, 5120, 1024)),  # 0.636, 0.606; limit 0.615
