@@ -55,7 +55,7 @@ namespace kernels::sm90 {
 
 // Launches a chunk of a float32 call at `high`.
 void launch_high(const LinearArguments& call, cudaStream_t stream) {
-  const gemm_one_product::Workspace workspace(call);
+  const gemm_one_product::OneProductWorkspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   gemm_one_product::launch_convert(call, workspace, stream);
   gemm_one_product::launch_redo(call, workspace, stream);
@@ -94,7 +94,7 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
   call.workspace = nullptr;  // so that its slices are only measured (WorkspaceSlices)
   if (call.dtype != DType::kFloat32) return 0;
   if (call.precision == Precision::kHighest) return gemm_fp16x3::Fp16x3Workspace(call).bytes;
-  return gemm_one_product::Workspace(call).bytes;
+  return gemm_one_product::OneProductWorkspace(call).bytes;
 }
 
 // Returns how the GEMM of a float32 call divides its result into tiles and waves.
@@ -107,7 +107,7 @@ Tiling tiling_of(const LinearArguments& call) {
   } else {
     // Each cluster computes whole tiles, so a wave has one tile for each cluster.
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    tiling.rows_of_tile = gemm_one_product::Config::kTileRows;
+    tiling.rows_of_tile = gemm_one_product::OneProductConfig::kTileRows;
     tiling.weight_tiles = gemm_one_product::tiles_of(call).weight_tiles;
     tiling.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   }

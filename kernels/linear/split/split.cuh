@@ -22,14 +22,14 @@
 // docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
 // error of very small elements.
 //
-// A row that holds infinity or NaN: split_row splits it as if it were zero. The GEMMs of sm90/
-// convert such a row of the weight like any other, and find it by its infinite or NaN sums. A later
-// kernel computes its results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one
-// product a GEMM in TF32 (see kNeedsTf32).
+// Who splits. split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the
+// weight. The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with
+// split_pair, and the GEMM with one product rounds it to hi
+// (sm90/gemm_one_product/converter_patch.cuh).
 //
-// split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the weight.
-// The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with split_pair, and
-// the GEMM with one product rounds it to hi (sm90/gemm_one_product/converter_patch.cuh).
+// Rows that the split does not represent, for example with infinity or NaN: a later launch computes
+// their results again. RowState (below) says which rows and which launch for the fp16x3 GEMMs, and
+// sm90/gemm_one_product/kernel.cuh ("Tiles computed again in TF32") for the GEMM with one product.
 
 #pragma once
 
@@ -79,19 +79,25 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kKTileRowNumbers - 1) / kKTileRowNumbers * kKTileRowNumbers;
 }
 
-// The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
-// row's results.
+// The state of a row of x or of the weight in the fp16x3 GEMMs, and the kernel whose results of the
+// row are final:
 //
-//   kExact       the GEMM (in sm90/ its first launch). This is the normal state: hi and lo
-//                represent the row.
-//   kOverflowed  the second launch of the GEMM of sm90/. Only rows of the weight can have this
-//                state: their exponents come from a sample (sm90/sample_weight.cuh), and an element
-//                that the sample missed may overflow fp16.
-//   kNonfinite   nonfinite.cuh: the row holds infinity or NaN.
+//   kExact        hi and lo represent the row     the GEMM (in sm90/ its first launch)
+//   kOverflowed   an element overflows fp16       the second launch of the GEMM of sm90/
+//   kNonfinite    the row has infinity or NaN     nonfinite_kernel (nonfinite.cuh)
 //
-// split_row writes kExact or kNonfinite. In sm90/, a row of the weight begins as kExact. The first
-// launch sets kOverflowed if it finds a sum that is not finite, and the second launch changes that
-// to kNonfinite if the row holds infinity or NaN.
+// A row that split_row splits is kExact or kNonfinite. A kNonfinite row is split as zeros.
+//
+// A row of the weight in sm90/ has no state in advance. Its exponent comes from a sample of the row
+// (sm90/sample_weight.cuh), which may have missed infinity, NaN, or an element so large that its
+// scaled hi is infinite. So the row begins as kExact, and the GEMM finds out:
+//
+//   first launch    All sums of such a row are infinite or NaN. The epilogue sees this, and sets
+//                   the row's state to kOverflowed.
+//   second launch   Reads each kOverflowed row. If it has infinity or NaN, the state becomes
+//                   kNonfinite. Otherwise the row gets an exponent from its largest element. Then
+//                   the launch computes all tiles with rows of either state again. If no row is
+//                   kOverflowed, which is usual, the launch ends at once.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format

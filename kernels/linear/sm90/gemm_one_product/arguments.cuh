@@ -17,7 +17,7 @@ namespace kernels::sm90::gemm_one_product {
 
 // ----- constants
 
-struct Config {
+struct OneProductConfig {
   // The block tile. wgmma's instruction m64n256 multiplies 64 rows of operand A by 256 rows of
   // operand B. Operand A is the weight, and each consumer warpgroup has 64 rows of it, which make
   // 64 columns of out. Operand B is x: both blocks of the cluster, and both warpgroups of a block,
@@ -164,9 +164,9 @@ struct RedoList {
 
 // The kernel's arguments.
 template <typename Mode>
-struct Arguments {
+struct OneProductArguments {
   // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.
-  static constexpr int kKTileDepth = Config::kRowBytes / sizeof(typename Mode::Element);
+  static constexpr int kKTileDepth = OneProductConfig::kRowBytes / sizeof(typename Mode::Element);
 
   Epilogue<typename Mode::Out> epilogue;
   int k;
@@ -204,8 +204,8 @@ struct Arguments {
 
 // ----- blocks and warpgroups of a tile
 
-// Returns the panel of the weight whose 128 rows (Config::kBlockWeightRows) the block of this rank
-// multiplies.
+// Returns the panel of the weight whose 128 rows (OneProductConfig::kBlockWeightRows) the block of
+// this rank multiplies.
 __device__ inline int weight_panel(const Tile& tile, int rank) {
   return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }
