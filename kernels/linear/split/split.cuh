@@ -139,26 +139,11 @@ struct ScaledMatrix {
 };
 
 // The exponent that marks a row of x for which hi alone is not accurate enough. Such a row holds
-// infinity or NaN, or needs an exponent above kMaxExponentWithoutLo, or has many subnormals (see
-// has_many_subnormals). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
+// infinity or NaN, or needs an exponent above kMaxExponentWithoutLo, or has many subnormals
+// (subnormals.cuh). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
 // All other exponents of rows with hi alone are at most kMaxExponentWithoutLo.
 constexpr int kNeedsTf32 = 127;
 constexpr int kMaxExponentWithoutLo = 126;
-
-// The least magnitude of a normal fp16 number. A smaller hi is subnormal: it has fewer than the 11
-// bits that TF32 would keep.
-constexpr float kLeastNormalHi = 0x1p-14f;
-
-// Returns whether a row has too many subnormals for hi alone: more than one in 32 elements.
-//
-// Zeros do not count as elements, because hi represents them exactly. The converter warps do not
-// know how many zeros a row of the weight has. So they pass K as `elements`, and scale their count
-// up as if the zeros had the same share of subnormals (count_subnormals,
-// sm90/gemm_one_product/converter_patch.cuh).
-__host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
-  constexpr int64_t kElementsPerSubnormal = 32;
-  return subnormals * kElementsPerSubnormal > elements;
-}
 
 // -------------------------------------------------------------------------------------- arithmetic
 

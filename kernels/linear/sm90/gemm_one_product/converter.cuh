@@ -23,7 +23,7 @@
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
 //   row_subnormals      [row]: how many elements of a row have lost bits in fp16, weighted. Only
-//                       converter warps use it (converter_patch.cuh).
+//                       converter warps use it (converter_subnormals.cuh).
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
 // hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
