@@ -135,9 +135,9 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 //   3. The producer reaches the k-tile for which the warp waits. Until then, the producer's k-tiles
 //      come before P's first use. first_use never falls along PatchOrder, and no k-tile before a
 //      patch's first use needs the patch. So these k-tiles need only patches before P, which are
-//      converted. The producer may also wait for an empty stage, until the consumers of both blocks
-//      of the cluster have read it. The other block's consumers wait for their own producer, whose
-//      k-tile is no later, so it also needs only patches before P.
+//      converted. The producer may also wait until the consumers of its cluster have emptied a
+//      stage. These wait for the loads of both blocks' producers. If the other producer is the one
+//      that is late, its k-tile is an earlier one, so it also needs only patches before P.
 //
 // The blocks need not all be on the GPU at once, because only a running block takes patches.
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* producer_k_tile) {
