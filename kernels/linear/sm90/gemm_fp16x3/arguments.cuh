@@ -3,8 +3,9 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// Rows and columns are those of out: row m is made from row m of x, and column n from row n of the
-// weight. Eight rows are a row block. (The weight is wgmma's operand A, so rows of out are columns
+// In all files of this folder, a variable m is the number of a row of x, which is a row of out; a
+// variable n is the number of a row of the weight, which is a column of out. `row` alone means the
+// former. Eight rows are a row block. (The weight is wgmma's operand A, so rows of out are columns
 // of wgmma's accumulators.)
 //
 // launch.cuh fills in the arguments, and choose_tiles.h chooses the tiles. All parts of the kernel
@@ -32,8 +33,7 @@ struct Fp16x3Config {
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
-  // of the block's rows of weight, and all of the tile's rows of x. Row n of the weight makes
-  // column n of out, so these are also the numbers of columns.
+  // of the block's rows of weight, and all of the tile's rows of x.
   static constexpr int kWarpWeightRows = 16;
   static constexpr int kBlockWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
   static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
@@ -41,7 +41,7 @@ struct Fp16x3Config {
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are exactly 4
-  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only for K from kLongK on.
+  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only from kInterval128FromK on.
   //   128  For all tiles of a product with few tiles, if this takes less time (choose_tiles.h).
   //    64  The same, for a product with even fewer tiles.
   static constexpr int kLargestRows = 176;
@@ -82,13 +82,13 @@ struct Fp16x3Config {
 
   // ----- The promotion interval
   //
-  // Hi products are added to the float32 sums after every 32 of K if K is below kShortK, after
-  // every 64 if it is below kLongK, and after every 128 from there on. (Lo products are always
-  // added up over a k-group: mainloop.cuh.) A short interval is more accurate, because tensor cores
+  // Hi products are added to the float32 sums after every 32 of K. From K = kInterval64FromK on, that
+  // is after every 64, and from kInterval128FromK on after every 128. (Lo products are always added
+  // up over a k-group: mainloop.cuh.) A short interval is more accurate, because tensor cores
   // truncate, but takes more time. Float32 sums of more terms have larger errors, so the error
   // bound grows with K, and a longer K allows a longer interval (docs/SPLIT.md).
-  static constexpr int kShortK = 2048;
-  static constexpr int kLongK = 4096;
+  static constexpr int kInterval64FromK = 2048;
+  static constexpr int kInterval128FromK = 4096;
 
   // ----- Registers of a thread
   //
@@ -238,9 +238,9 @@ struct EpilogueInputs {
     int exponent;
     float bias;
   } columns[Fp16x3Config::kBlockWeightRows];
-  int first_row;     // the tile's first row
-  int end_row;       // one past the tile's last row that exists
-  int first_column;  // the block's first column
+  int first_m;       // the tile's first row of x
+  int end_m;         // one past the tile's last row of x that exists
+  int first_n;       // the block's first row of weight
   int tile_is_fast;  // 1 if the tile may take the fast epilogue
 };
 
@@ -260,9 +260,9 @@ static_assert(Fp16x3Config::kXBytes % 1024 == 0 && Fp16x3Config::kWeightBytes % 
 
 // ----- the work tiles of a launch
 
-// Returns the first row of the weight that a block multiplies for a tile, which is also the number
-// of its first column of out. `rank` is the block's number in its cluster.
-__device__ inline int first_weight_row(const Tile& tile, int rank) {
+// Returns the first row of the weight that a block multiplies for a tile. `rank` is the block's
+// number in its cluster.
+__device__ inline int first_n_of_block(const Tile& tile, int rank) {
   return (tile.weight_tile * BlockConfig::kClusterSize + rank) * Fp16x3Config::kBlockWeightRows;
 }
 
@@ -274,9 +274,8 @@ __device__ inline bool computes_weight_tile(const Fp16x3Arguments& args, int wei
   if (!args.is_second_launch) return true;
   bool has_inexact = false;
   for (int i = threadIdx.x % 32; i < Fp16x3Config::kTileWeightRows; i += 32) {
-    const int weight_row = weight_tile * Fp16x3Config::kTileWeightRows + i;
-    has_inexact |=
-        weight_row < args.epilogue.n && __ldcg(args.weight.row_state + weight_row) != split::kExact;
+    const int n = weight_tile * Fp16x3Config::kTileWeightRows + i;
+    has_inexact |= n < args.epilogue.n && __ldcg(args.weight.row_state + n) != split::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }

@@ -60,13 +60,13 @@ inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int 
 
 // Returns how many of the x_tiles tiles along M have 176 rows if the others have 160: as few as
 // cover M. In units of 16 rows, a tile of 160 has 10 and one of 176 has 11. Example: M = 1024 is 64
-// units. Six tiles of 160 have 60, so 4 of the 6 have 176. For K below kLongK all have 176, as the
-// kernels for these K have no code for tiles of 160.
+// units. Six tiles of 160 have 60, so 4 of the 6 have 176. For K below kInterval128FromK all have
+// 176, as the kernels for these K have no code for tiles of 160.
 inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
   constexpr int kUnit = Fp16x3Config::kLargestRows - Fp16x3Config::kLargeRows;
   constexpr int kUnitsOfLarge = Fp16x3Config::kLargeRows / kUnit;
   static_assert(Fp16x3Config::kLargeRows % kUnit == 0, "a tile of 160 rows is whole units");
-  if (k < Fp16x3Config::kLongK) return x_tiles;
+  if (k < Fp16x3Config::kInterval128FromK) return x_tiles;
   return std::clamp(blocks_of(m, kUnit) - x_tiles * kUnitsOfLarge, 0, x_tiles);
 }
 

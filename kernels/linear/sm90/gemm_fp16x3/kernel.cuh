@@ -92,14 +92,12 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // Loads the scales of the lane's two rows of the weight, among the 16 of its warp. Rows past N get
 // the scale of the last one.
-__device__ __forceinline__ void load_weight_scales(const Fp16x3Arguments& args,
-                                                   int first_row_of_warp, int g,
-                                                   float (&weight_scale)[2]) {
+__device__ __forceinline__ void load_weight_scales(const Fp16x3Arguments& args, int first_n_of_warp,
+                                                   int g, float (&weight_scale)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int weight_row =
-        min(first_row_of_warp + weight_row_at_operand_row(g + 8 * r), args.epilogue.n - 1);
-    weight_scale[r] = split::power_of_two(__ldcg(args.weight.exponent + weight_row));
+    const int n = min(first_n_of_warp + weight_row_at_operand_row(g + 8 * r), args.epilogue.n - 1);
+    weight_scale[r] = split::power_of_two(__ldcg(args.weight.exponent + n));
   }
 }
 
@@ -110,14 +108,14 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
                                              Fp16x3SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
-  // The warp's first row of the weight, and the thread's, counted from the block's first row.
-  const int warp_row = threadIdx.x / 32 * Fp16x3Config::kWarpWeightRows;
-  const int thread_row = warp_row + weight_row_at_operand_row(g);
-  Fp16x3Consumer<kPromotionInterval> consumer(shared_base, lane, thread_row);
+  // The first row of the weight of the warp and of the thread, counted from the block's first.
+  const int warp_n_in_block = threadIdx.x / 32 * Fp16x3Config::kWarpWeightRows;
+  const int n_in_block = warp_n_in_block + weight_row_at_operand_row(g);
+  Fp16x3Consumer<kPromotionInterval> consumer(shared_base, lane, n_in_block);
   PipelineState<Fp16x3Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   for_each_work_tile</*kIsUniform=*/true>(args, [&](const WorkTile& work, const Tile& tile) {
-    load_weight_scales(args, first_weight_row(tile, ptx::cluster_ctarank()) + warp_row, g,
+    load_weight_scales(args, first_n_of_block(tile, ptx::cluster_ctarank()) + warp_n_in_block, g,
                        consumer.weight_scale);
 
     // Mainloop.
@@ -136,7 +134,7 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
     } else {
       const bool is_shared = work.begin > 0;
       if (is_shared) add_partial_sums(args, work.tile, rows, consumer.sums);
-      run_epilogue(args, shared.epilogue_inputs[work_tiles % 2], /*block_column=*/thread_row,
+      run_epilogue(args, shared.epilogue_inputs[work_tiles % 2], n_in_block,
                    shared.staging[warpgroup], consumer.sums);
     }
     ++work_tiles;
@@ -145,18 +143,18 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
 
 // ----- the kernel
 
-// Chooses a new exponent for a row of the weight, by its largest element. If that is infinity or
+// Chooses a new exponent for row n of the weight, by its largest element. If that is infinity or
 // NaN, marks the row as kNonfinite: nonfinite.cuh's kernel, after this one, computes its results.
 // All lanes of a warp call it.
-__device__ inline void rescale_row(const Fp16x3Arguments& args, int weight_row) {
-  const float* const elements = args.weight.source + weight_row * args.weight.row_stride;
+__device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
+  const float* const elements = args.weight.source + n * args.weight.row_stride;
   const float largest = largest_of_row(elements, args.k, /*stride=*/1);
   if (threadIdx.x % 32 != 0) return;
   const bool is_finite = largest < INFINITY;
   const int needed = split::kTopExponent - ilogbf(largest);
-  args.weight.exponent[weight_row] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
+  args.weight.exponent[n] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
   if (!is_finite) {
-    args.weight.row_state[weight_row] = split::kNonfinite;
+    args.weight.row_state[n] = split::kNonfinite;
     *args.has_nonfinite = 1;
   }
 }
@@ -167,12 +165,12 @@ __device__ inline void rescale_row(const Fp16x3Arguments& args, int weight_row) 
 __device__ inline void rescale_overflowed_rows(const Fp16x3Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    const int first_row = first_weight_row(tile, ptx::cluster_ctarank());
+    const int first_n = first_n_of_block(tile, ptx::cluster_ctarank());
     for (int i = threadIdx.x / 32; i < Fp16x3Config::kBlockWeightRows; i += kWarps) {
-      const int weight_row = first_row + i;
-      const bool has_overflowed = weight_row < args.epilogue.n &&
-                                  __ldcg(args.weight.row_state + weight_row) == split::kOverflowed;
-      if (has_overflowed) rescale_row(args, weight_row);
+      const int n = first_n + i;
+      const bool has_overflowed =
+          n < args.epilogue.n && __ldcg(args.weight.row_state + n) == split::kOverflowed;
+      if (has_overflowed) rescale_row(args, n);
     }
   });
   __syncthreads();

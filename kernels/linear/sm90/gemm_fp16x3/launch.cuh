@@ -69,8 +69,8 @@ struct Fp16x3Workspace {
 
 // Returns the kernel for this k: the longer K is, the longer is its promotion interval.
 inline auto choose_kernel(int k) {
-  if (k >= Fp16x3Config::kLongK) return gemm_fp16x3_sm90_kernel<128>;
-  if (k >= Fp16x3Config::kShortK) return gemm_fp16x3_sm90_kernel<64>;
+  if (k >= Fp16x3Config::kInterval128FromK) return gemm_fp16x3_sm90_kernel<128>;
+  if (k >= Fp16x3Config::kInterval64FromK) return gemm_fp16x3_sm90_kernel<64>;
   return gemm_fp16x3_sm90_kernel<32>;
 }
 

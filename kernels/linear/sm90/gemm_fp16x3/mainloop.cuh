@@ -69,8 +69,8 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
   PipelineState<Fp16x3Config::kStages> state;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
-    const int x_row = args.tiles.rows_of(tile).begin + rank * rows_of_block;
-    const int weight_row = first_weight_row(tile, rank);
+    const int m = args.tiles.rows_of(tile).begin + rank * rows_of_block;
+    const int n = first_n_of_block(tile, rank);
     const int begin = work.begin * Fp16x3Config::kKTilesPerKGroup;
     const int end = work.end * Fp16x3Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
@@ -79,10 +79,10 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
       // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
-      ptx::copy_tensor_multicast(x_address + state.index * Fp16x3Config::kXBytes, &x_map, 0, x_row,
+      ptx::copy_tensor_multicast(x_address + state.index * Fp16x3Config::kXBytes, &x_map, 0, m,
                                  k_tile, full_of_stage, BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight_address + state.index * Fp16x3Config::kWeightBytes, &weight_map,
-                       k_tile * Fp16x3Config::kKTileDepth, weight_row, full_of_stage);
+                       k_tile * Fp16x3Config::kKTileDepth, n, full_of_stage);
       state.advance();
     }
   });
@@ -162,13 +162,13 @@ struct Fp16x3Consumer {
   float accumulators[Fp16x3Config::kSums];
   float sums[Fp16x3Config::kSums];
 
-  // `thread_row` is the thread's first row among the block's rows of weight, an even number.
-  __device__ Fp16x3Consumer(uint32_t shared_base, int lane, int thread_row)
+  // `n_in_block` is the first of the thread's two rows of weight, an even number.
+  __device__ Fp16x3Consumer(uint32_t shared_base, int lane, int n_in_block)
       : shared_base(shared_base) {
     const int c = lane % 4;
     weight_address = shared_base + offsetof(Fp16x3SharedMemory, weight) +
-                     thread_row * Fp16x3Config::kRowBytes +
-                     swizzled_place(thread_row, c) * kVectorBytes;
+                     n_in_block * Fp16x3Config::kRowBytes +
+                     swizzled_place(n_in_block, c) * kVectorBytes;
     remote_empty_address =
         ptx::map_shared(shared_base + offsetof(Fp16x3SharedMemory, barriers.empty),
                         lane % BlockConfig::kClusterSize);
@@ -365,7 +365,7 @@ struct Fp16x3Consumer {
     } else if (rows == Fp16x3Config::kMediumRows) {
       run_mainloop(TileRows<Fp16x3Config::kMediumRows>{}, k_groups, lets_second_start, state);
     } else if (kPromotionInterval == 128 && rows == Fp16x3Config::kLargeRows) {
-      // Only products with K >= kLongK have tiles of 160.
+      // Only products with K >= kInterval128FromK have tiles of 160.
       run_mainloop(TileRows<Fp16x3Config::kLargeRows>{}, k_groups, lets_second_start, state);
     } else {
       run_mainloop(TileRows<Fp16x3Config::kLargestRows>{}, k_groups, lets_second_start, state);
