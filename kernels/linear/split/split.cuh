@@ -88,9 +88,9 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //
 // A row that split_row splits is kExact or kNonfinite. A kNonfinite row is split as zeros.
 //
-// A row of the weight in sm90/ has no state in advance. Its exponent comes from a sample of the row
-// (sm90/sample_weight.cuh), which may have missed infinity, NaN, or an element so large that its
-// scaled hi is infinite. So the row begins as kExact, and the GEMM finds out:
+// In sm90/, the exponent of a row of the weight comes from a sample of the row
+// (sm90/sample_weight.cuh). Before the GEMM, it is not known whether the row has infinity, NaN, or
+// an element so large that its hi is infinite. So the row begins as kExact, and the GEMM finds out:
 //
 //   first launch    All sums of such a row are infinite or NaN. The epilogue sees this, and sets
 //                   the row's state to kOverflowed.
