@@ -16,6 +16,8 @@
 //   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
 //   count_found_pieces   counts them in a second pass over these pieces, if there are any. Counting
 //                        in every piece would slow the conversion down.
+//                        (convert_edge_patch counts octets at once, and only where the probe has
+//                        found subnormals.)
 //   mark_row_for_tf32    puts an infinity into a row whose count is too large. The row's tiles are
 //                        then computed again (kernel.cuh).
 
