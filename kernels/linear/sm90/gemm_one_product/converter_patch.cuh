@@ -13,8 +13,8 @@
 // and hi is 0 for k >= K. The previous kernel, split_x_kernel, has found the exponents from a
 // sample of each row.
 //
-// If too many elements of a row are subnormal in fp16, the row needs TF32. The warp also counts them
-// (converter_subnormals.cuh).
+// If too many elements of a row are subnormal in fp16, the row needs TF32. The warp also counts
+// them (converter_subnormals.cuh).
 //
 // The call tree:
 //
