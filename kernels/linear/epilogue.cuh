@@ -23,9 +23,9 @@
 //   half types only: the call has     The fast epilogue of half types always applies ReLU
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
-// Dividing before adding does not change results from 2^-100 on. The two quotients cannot overflow,
-// and they are exact unless they are subnormal; a subnormal bias / divisor can change the last bit
-// of a smaller result. FastEpilogueConfig says why the divisor ends at 2^32.
+// Dividing first gives the same results, except that results below 2^-100 may differ in their last
+// bit: the quotients do not overflow, and only a subnormal bias / divisor loses bits.
+// FastEpilogueConfig says why the divisor ends at 2^32.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients in half

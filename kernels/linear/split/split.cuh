@@ -88,9 +88,9 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //
 // A row that split_row splits is kExact or kNonfinite. A kNonfinite row is split as zeros.
 //
-// A row of the weight in sm90/ has no state in advance. Its exponent comes from a sample of the row
-// (sm90/sample_weight.cuh), which may have missed infinity, NaN, or an element so large that its
-// scaled hi is infinite. So the row begins as kExact, and the GEMM finds out:
+// In sm90/, the exponent of a row of the weight comes from a sample of the row
+// (sm90/sample_weight.cuh). Before the GEMM, it is not known whether the row has infinity, NaN, or
+// an element so large that its hi is infinite. So the row begins as kExact, and the GEMM finds out:
 //
 //   first launch    All sums of such a row are infinite or NaN. The epilogue sees this, and sets
 //                   the row's state to kOverflowed.
@@ -139,26 +139,11 @@ struct ScaledMatrix {
 };
 
 // The exponent that marks a row of x for which hi alone is not accurate enough. Such a row holds
-// infinity or NaN, or needs an exponent above kMaxExponentWithoutLo, or has many subnormals (see
-// has_many_subnormals). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
+// infinity or NaN, or needs an exponent above kMaxExponentWithoutLo, or has many subnormals
+// (subnormals.cuh). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
 // All other exponents of rows with hi alone are at most kMaxExponentWithoutLo.
 constexpr int kNeedsTf32 = 127;
 constexpr int kMaxExponentWithoutLo = 126;
-
-// The least magnitude of a normal fp16 number. A smaller hi is subnormal: it has fewer than the 11
-// bits that TF32 would keep.
-constexpr float kLeastNormalHi = 0x1p-14f;
-
-// Returns whether a row has too many subnormals for hi alone: more than one in 32 elements.
-//
-// Zeros do not count as elements, because hi represents them exactly. The converter warps do not
-// know how many zeros a row of the weight has. So they pass K as `elements`, and scale their count
-// up as if the zeros had the same share of subnormals (count_subnormals,
-// sm90/gemm_one_product/converter_patch.cuh).
-__host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
-  constexpr int64_t kElementsPerSubnormal = 32;
-  return subnormals * kElementsPerSubnormal > elements;
-}
 
 // -------------------------------------------------------------------------------------- arithmetic
 

@@ -23,6 +23,7 @@
 #include "common/reduce_warp.cuh"
 #include "linear/split/k_order.cuh"
 #include "linear/split/split.cuh"
+#include "linear/split/subnormals.cuh"
 
 namespace kernels::split {
 
@@ -113,28 +114,6 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
 }
 
 // ---------------------------------------------------------------------- the objects of the steps
-
-// Counts a thread's elements that are not zero, and how many of them have a subnormal hi.
-struct SubnormalCounter {
-  uint32_t nonzeros = 0;
-  uint32_t subnormals = 0;
-
-  // Counts the elements of an octet: `v` before and `scaled` after the scaling. Most octets have
-  // neither zeros nor subnormals, so the first loop only looks for the smallest magnitude.
-  __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
-    float smallest = fabsf(scaled[0]);
-#pragma unroll
-    for (const float element : scaled) smallest = fminf(smallest, fabsf(element));
-    nonzeros += kOctet;
-    if (smallest >= kLeastNormalHi) return;
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
-      nonzeros -= v[j] == 0.0f ? 1u : 0u;
-      const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kLeastNormalHi;
-      subnormals += is_subnormal ? 1u : 0u;
-    }
-  }
-};
 
 // The power of two that a row is multiplied by. It may be too large for a float, which ends below
 // 2^128: with lo, exponents reach 163, for a row whose largest element is 2^-149. So there are two
@@ -246,8 +225,8 @@ load_and_find_largest(const RowOfThread& row, float (&kept)[SplitConfig::kKeptOc
   return largest_bits;
 }
 
-// Step 3 of split_row: scales, splits and stores the thread's octets. Counts the subnormals of a
-// row with hi alone.
+// Step 3 of split_row: scales, splits and stores the thread's octets. With hi alone, also counts
+// their subnormals.
 __device__ __forceinline__ SubnormalCounter
 split_and_store(const RowOfThread& row, const RowScale& scale,
                 const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
@@ -308,13 +287,9 @@ __device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t 
   // 4. Decide whether the split represents the row, and store the answer with the exponent.
   bool is_represented = scale.can_split;
   if (form == Form::kWithoutLo) {
-    // Sum both counts of all threads at once: a 64-bit number has the nonzeros in its upper word,
-    // and the subnormals in its lower word.
-    const uint64_t counts = static_cast<uint64_t>(counter.nonzeros) << 32 | counter.subnormals;
-    const uint64_t totals = reduce(counts, splitter, [](uint64_t a, uint64_t b) { return a + b; });
-    const uint32_t nonzeros = totals >> 32;
-    const uint32_t subnormals = static_cast<uint32_t>(totals);
-    if (has_many_subnormals(subnormals, /*elements=*/nonzeros)) is_represented = false;
+    const uint64_t counts =
+        reduce(counter.packed(), splitter, [](uint64_t a, uint64_t b) { return a + b; });
+    if (has_many_subnormals(counts)) is_represented = false;
   }
   if (thread != 0) return;
   const bool needs_tf32 = form == Form::kWithoutLo && !is_represented;

@@ -1,7 +1,7 @@
 // The converter warps of gemm_one_product_kernel. They turn the float32 weight into scaled fp16, in
-// global memory, just ahead of the TMA loads of the same kernel. The weight
-// consists of patches (converter_layouts.cuh). This file decides which warp converts which patch,
-// and when. converter_patch.cuh converts one patch.
+// global memory, just ahead of the TMA loads of the same kernel. The weight consists of patches
+// (converter_layouts.cuh). This file decides which warp converts which patch, and when.
+// converter_patch.cuh converts one patch.
 //
 // The converter warps call convert_weight (kernel.cuh). The producer warp calls wait_converted
 // before it loads a k-tile (mainloop.cuh).
@@ -23,7 +23,7 @@
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
 //   row_subnormals      [row]: how many elements of a row have lost bits in fp16, weighted. Only
-//                       converter warps use it (converter_patch.cuh).
+//                       converter warps use it (converter_subnormals.cuh).
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
 // hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
@@ -123,17 +123,21 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 // Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
 // patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
-// Why no warp waits forever, neither here nor in wait_converted: the first patch, in PatchOrder,
-// that is not yet converted will be converted.
+// Why no warp waits forever, neither here nor in wait_converted. Let P be the first patch, in
+// PatchOrder, that is not yet converted. So all patches before P are converted. P will be, too:
 //
-//   1. A warp takes it. Warps take patches in this order. As long as the patch is not taken, no
-//      later one is, and all earlier ones are converted. So every running converter warp is free.
-//   2. The warp comes to it. A warp takes its next patch before it has converted the one before,
-//      but converts them in order.
-//   3. The warp's wait here ends. The warp waits for the producer of its own block. Until this
-//      producer is near the patch's first use, it needs only earlier patches, which are converted.
-//      The producer also waits until both blocks of its cluster have emptied a stage, and so for
-//      the producer of the other block, which needs only earlier patches as well.
+//   1. A warp takes P. Patches are taken in PatchOrder. While P is not taken, all patches that a
+//      converter warp has taken come before P and are converted, so the warp takes another one. The
+//      first warp that does so takes P.
+//   2. P is the patch that this warp converts now. A warp converts patches in the order in which it
+//      takes them, and the patches that it took before P are converted. So the warp either converts
+//      P, for which it waits for no other warp, or it waits here, for its block's producer.
+//   3. The producer reaches the k-tile for which the warp waits. Until then, the producer's k-tiles
+//      come before P's first use. first_use never falls along PatchOrder, and no k-tile before a
+//      patch's first use needs the patch. So these k-tiles need only patches before P, which are
+//      converted. The producer may also wait until the consumers of its cluster have emptied a
+//      stage. These wait for the loads of both blocks' producers. If the other producer is the one
+//      that is late, its k-tile is an earlier one, so it also needs only patches before P.
 //
 // The blocks need not all be on the GPU at once, because only a running block takes patches.
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* producer_k_tile) {

@@ -86,6 +86,13 @@ struct ConverterConfig {
   static_assert(kPiecesPerPatch <= 32, "a 32-bit word has a bit for each piece of a patch");
 };
 
+// 32 rows x 4 k-tiles of the weight.
+struct Patch {
+  int64_t row;    // the first one
+  int k_tile;     // the first one
+  int first_use;  // a cluster multiplies at least this many k-tiles before it needs the patch
+};
+
 // The shared memory of a converter warp: a ring of buffers for one piece each. A buffer has a
 // float4 for each copy of each lane.
 using PieceBuffer = float4[ConverterConfig::kCopiesPerPiece][32];

@@ -25,7 +25,7 @@ namespace kernels::sm90::gemm_one_product {
 //
 //   PairMaskBits         collects the thread's own bits
 //   combine_mask_words   exchanges bits among the eight lanes with the same c, which have the same
-//                        four rows: first with the lane of g ^ 4, then with those of g ^ 2 and g ^ 1
+//                        four rows: with the lanes of g ^ 4, g ^ 2 and g ^ 1, one after the other
 //   stage_mask_word      stores a word
 //
 // The way of lane 27 (c = 3, g = 6) through these steps. Its rows are 2 c = 6 and 7 of both row
@@ -40,8 +40,8 @@ namespace kernels::sm90::gemm_one_product {
 //   stage_mask_word          1                        7         0 - 15
 //
 // In the first exchange, lane 27 gives its bits of row block 0, and gets lane 11's of row block 1.
-// The lanes 19, 27 and 31 do the same with their partners, so row block 1 is left to the lanes with
-// g >= 4, and row block 0 to the others.
+// All lanes with g >= 4 do so with a lane of g - 4. Afterwards they have bits of row block 1 only,
+// and the lanes with g < 4 bits of row block 0 only.
 
 // The mask bits of a thread's results in a pair of row blocks. A word has the results of one row
 // block:

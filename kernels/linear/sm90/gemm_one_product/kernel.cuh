@@ -52,6 +52,7 @@
 //     converter.cuh              the converters, and how the producer waits for them
 //     converter_patch.cuh        how a converter converts a patch: 32 rows x 4 k-tiles of weight
 //     converter_layouts.cuh      how it loads the patch, from a weight or from its transpose
+//     converter_subnormals.cuh   which rows of the weight have too many subnormals for fp16
 //     epilogue.cuh               how the consumers make and store the results of a tile
 //     epilogue_half_types.cuh    how they do it for half types
 //     kernel.cuh                 the consumers' loop over tiles, and the kernel

@@ -1,0 +1,178 @@
+// Counts the subnormals of the fp16 weight, and marks the rows that have too many (why:
+// split/subnormals.cuh). The converter warps do so for each patch (converter_patch.cuh). For each
+// row of the weight, all patches together compute, in integers:
+//
+//   count = 0
+//   for each k-tile of the row:                     64 elements, or fewer at the end of K
+//     nonzeros   = how many are not 0
+//     subnormals = how many of these are below 2^-14
+//     count     += subnormals * 64 / nonzeros       nothing if all are 0
+//   the row needs TF32 if count * 32 > K
+//
+// So the row needs TF32 if, on average over its k-tiles, more than 1 in 32 nonzeros is subnormal.
+//
+// The steps of a warp:
+//
+//   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
+//   count_found_pieces   counts them in a second pass over these pieces, if there are any. Counting
+//                        in every piece would slow the conversion down.
+//                        (convert_edge_patch counts octets at once, and only where the probe has
+//                        found subnormals.)
+//   mark_row_for_tf32    puts an infinity into a row whose count is too large. The row's tiles are
+//                        then computed again (kernel.cuh).
+
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "common/ptx/memory.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/gemm_one_product/converter_layouts.cuh"
+#include "linear/split/split.cuh"
+#include "linear/split/subnormals.cuh"
+
+namespace kernels::sm90::gemm_one_product {
+
+// Notices whether elements of hi are subnormal. It holds two unsigned 16-bit numbers, one for
+// elements with even and one for elements with odd index. They begin as 0x03ff. Each element lowers
+// its number to its own magnitude bits - 1, if these are smaller. Only subnormals are:
+//
+//   element     magnitude bits    - 1               lowers the number
+//   zero        0x0000            0xffff (wraps)    no
+//   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
+//   normal      0x0400 - ...      0x03ff - ...      no
+struct SubnormalProbe {
+  static constexpr uint32_t kNoneFound = 0x03ff03ff;
+  uint32_t numbers = kNoneFound;
+
+  // Looks at two elements, which are packed in one word.
+  __device__ void add(uint32_t pair) {
+    constexpr uint32_t kMagnitudeBits = 0x7fff7fff;
+    constexpr uint32_t kMinusOne = 0xffffffff;  // in both numbers
+    // Adds kMinusOne to the bits, and takes the minimum of the sum and `numbers`.
+    numbers = __viaddmin_u16x2(pair & kMagnitudeBits, kMinusOne, numbers);
+  }
+
+  __device__ bool has_found() const { return numbers != kNoneFound; }
+};
+
+// How many of a lane's elements are not zero, and how many of these are normal. Both counts are
+// fp16 numbers, which are exact up to 2048.
+struct ElementCounts {
+  __half2 nonzeros;  // elements with even index in .x, with odd index in .y
+  __half2 normals;
+};
+
+// Counts the elements of an octet of hi. A comparison of pairs gives a 1 or 0 for each element.
+__device__ inline ElementCounts count_elements(const uint4& octet) {
+  const uint32_t pairs[] = {octet.x, octet.y, octet.z, octet.w};
+  const __half2 zeros = __float2half2_rn(0);
+  const __half2 least_normals = __float2half2_rn(split::kLeastNormalHi);
+  ElementCounts counts{zeros, zeros};
+#pragma unroll
+  for (const uint32_t bits : pairs) {
+    const __half2 pair = *reinterpret_cast<const __half2*>(&bits);
+    counts.nonzeros = __hadd2(counts.nonzeros, __hne2(pair, zeros));
+    counts.normals = __hadd2(counts.normals, __hge2(__habs2(pair), least_normals));
+  }
+  return counts;
+}
+
+// Returns a k-tile's count of subnormals as if none of the 64 elements were zero: scaled by
+// 64 / nonzeros, and rounded down.
+__host__ __device__ constexpr unsigned scaled_subnormals(unsigned subnormals, unsigned nonzeros) {
+  return subnormals * ConverterConfig::kKTileDepth / nonzeros;
+}
+static_assert(scaled_subnormals(/*subnormals=*/4, /*nonzeros=*/32) == 8,
+              "of 64 elements, 32 are zeros, 28 normal and 4 subnormal");
+
+// Counts the subnormals of a row in one k-tile, and adds the scaled count to row_subnormals[row].
+// Eight lanes have a row, with an octet each.
+__device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
+                                        const uint4& octet) {
+  const ElementCounts own = count_elements(octet);
+  // Both counts in one pair, nonzeros in .x and normals in .y: those of the lane's elements with
+  // even and with odd index, then of the lane, then of all eight lanes.
+  const __half2 even = __lows2half2(own.nonzeros, own.normals);
+  const __half2 odd = __highs2half2(own.nonzeros, own.normals);
+  __half2 counts = __hadd2(even, odd);
+  for (int bit = 1; bit < 8; bit *= 2) {
+    counts = __hadd2(counts, __shfl_xor_sync(0xffffffff, counts, bit));
+  }
+  const unsigned nonzeros = __half2int_rz(__low2half(counts));
+  const unsigned normals = __half2int_rz(__high2half(counts));
+  const unsigned subnormals = nonzeros - normals;
+  const bool is_first_lane = threadIdx.x % 8 == 0;
+  if (is_first_lane && subnormals != 0) {
+    atomicAdd(conversion.row_subnormals + row, scaled_subnormals(subnormals, nonzeros));
+  }
+}
+
+// Counts the subnormals of some pieces of a patch, which it reads back from hi. `pieces` has a bit
+// for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed.
+//
+// Eight lanes have a row, so a warp reads four rows at a time:
+//
+//   lanes            0 - 7   8 - 15   16 - 23   24 - 31
+//   rows of a piece  0, 4    1, 5     2, 6      3, 7
+__device__ __forceinline__ void count_pieces(const WeightConversion& conversion, const Patch& patch,
+                                             uint32_t pieces) {
+  constexpr int kRowsAtATime = 4;
+  const int lane = threadIdx.x % 32;
+  const split::ScaledMatrix& weight = conversion.weight;
+  const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
+  const __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;  // the patch's first
+#pragma unroll 1
+  for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
+    const int piece = __ffs(pieces) - 1;
+    const int k_tile = piece / ConverterConfig::kPiecesPerKTile;
+    const int piece_row = piece % ConverterConfig::kPiecesPerKTile *
+                          ConverterConfig::kRowMajorPieceRows;  // a row of the patch
+    const int64_t row = patch.row + piece_row + lane / 8;
+    const int k = lane % 8 * split::kOctet;  // in the k-tile
+    const __half* const source =
+        hi_k_tile + k_tile * k_tile_elements + row * split::kKTileRowNumbers + k;
+    uint4 octets[ConverterConfig::kOctetsPerPiece];
+#pragma unroll
+    for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
+      const int row_offset = kRowsAtATime * i * split::kKTileRowNumbers;
+      octets[i] = *reinterpret_cast<const uint4*>(source + row_offset);
+    }
+#pragma unroll
+    for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
+      count_subnormals(conversion, row + kRowsAtATime * i, octets[i]);
+    }
+  }
+}
+
+// Counts the subnormals of the pieces in which one of the lanes has found some. `found_pieces` are
+// the pieces that this lane has found, as in count_pieces. Returns whether it has counted any. All
+// lanes of a warp call it.
+template <typename Layout>
+__device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
+                                                   const Patch& patch, uint32_t found_pieces) {
+  const uint32_t pieces = __reduce_or_sync(0xffffffff, found_pieces);
+  const bool has_found = pieces != 0;
+  // Other lanes may have written what count_pieces reads.
+  if (!Layout::kCountsOwnOctets && has_found) __syncwarp();
+  count_pieces(conversion, patch, pieces);
+  return has_found;
+}
+
+// Puts an infinity into the patch's part of a row if too many subnormals have been counted in the
+// row so far. No row is missed, because the patch that is the last to add its count sees the whole
+// count. Each lane calls it for a row of its own. The load is an acquire, as an ordinary load might
+// find an old count in L1.
+__device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
+                                                  int64_t row, int k_tile) {
+  const split::ScaledMatrix& weight = conversion.weight;
+  if (row >= weight.rows) return;
+  const unsigned subnormals = ptx::load_acquire(conversion.row_subnormals + row);
+  if (split::has_many_subnormals(subnormals, /*elements=*/k)) {
+    weight.hi[weight.k_tiled_index(k_tile, row)] = __float2half(INFINITY);
+  }
+}
+
+}  // namespace kernels::sm90::gemm_one_product

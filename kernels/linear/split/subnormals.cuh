@@ -1,0 +1,68 @@
+// Subnormals of hi alone, which make a row inaccurate in the GEMM with one product (float32 at
+// `high`). Such a row is multiplied in TF32 instead.
+//
+// fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on. A smaller hi is subnormal and
+// has fewer bits, and lo, which would have the others, is not made.
+//
+// This file has the limit, and the count of a row of x, which split_row makes.
+// sm90/gemm_one_product/converter_subnormals.cuh counts the weight's.
+
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "linear/split/split.cuh"
+
+namespace kernels::split {
+
+// The least magnitude of a normal fp16 number.
+constexpr float kLeastNormalHi = 0x1p-14f;
+
+// Returns whether a row has too many subnormals: more than one in 32 elements.
+//
+// Zeros do not count as elements, because hi represents them exactly. The converter warps do not
+// know how many zeros a row of the weight has. So they pass K as `elements`, and scale their count
+// up as if the zeros had the same share of subnormals.
+__host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
+  constexpr int64_t kElementsPerSubnormal = 32;
+  return subnormals * kElementsPerSubnormal > elements;
+}
+
+// Counts a thread's elements that are not zero, and how many of them have a subnormal hi.
+struct SubnormalCounter {
+  uint32_t nonzeros = 0;
+  uint32_t subnormals = 0;
+
+  // Counts the elements of an octet: `v` before and `scaled` after the scaling. Most octets have
+  // neither zeros nor subnormals, so the first loop only looks for the smallest magnitude.
+  __device__ void add(const float (&v)[kOctet], const float (&scaled)[kOctet]) {
+    float smallest = fabsf(scaled[0]);
+#pragma unroll
+    for (const float element : scaled) smallest = fminf(smallest, fabsf(element));
+    nonzeros += kOctet;
+    if (smallest >= kLeastNormalHi) return;
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      nonzeros -= v[j] == 0.0f ? 1u : 0u;
+      const bool is_subnormal = v[j] != 0.0f && fabsf(scaled[j]) < kLeastNormalHi;
+      subnormals += is_subnormal ? 1u : 0u;
+    }
+  }
+
+  // Both counts in one number, the nonzeros in its upper word. Numbers of several threads can be
+  // added, which adds both counts at once.
+  __device__ uint64_t packed() const { return static_cast<uint64_t>(nonzeros) << 32 | subnormals; }
+};
+
+// Returns whether a row has too many subnormals. `packed_counts` is the sum over all threads of
+// SubnormalCounter::packed.
+__device__ inline bool has_many_subnormals(uint64_t packed_counts) {
+  const uint32_t nonzeros = packed_counts >> 32;
+  const uint32_t subnormals = static_cast<uint32_t>(packed_counts);
+  return has_many_subnormals(subnormals, /*elements=*/nonzeros);
+}
+
+}  // namespace kernels::split
