@@ -21,7 +21,7 @@ from tests.support.beside_torch import (
     samples,
 )
 from tests.support.compare import assert_same_bits
-from tests.support.processes import printed
+from tests.support.processes import forked, printed
 from tests.support.tensors import (
     FLOATING,
     OPERATORS,
@@ -270,7 +270,7 @@ def test_flops_are_counted_by_a_counter_that_is_imported_later(tmp_path):
             torch.ops.relu_divide_kernels.linear_relu_divide(torch.ones(4, 8), *parameters, 2.0)
         print(counter.get_total_flops())
     """
-    assert printed(code, tmp_path).split() == [str(2 * 4 * 8 * 16)]
+    assert printed(code, tmp_path, forked).split() == [str(2 * 4 * 8 * 16)]
 
 
 def test_a_dispatch_mode_may_call_the_modules(kind):

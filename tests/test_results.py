@@ -17,15 +17,15 @@ import run
 from problems import linear_relu_divide as linear
 from problems import relu
 from referee import engine, records
+from referee.call_names import COMPILED
 from referee.console import Progress
-from referee.names import COMPILED
 from referee.project import roofline, sweep
 from referee.reference.file import NoRoomError
 from referee.report import comparison_tables, graded_files, markdown, tables
 from referee.times import timing
 from referee.times.gain import TimesOfSetting
 from referee.verdict import NotCorrectError
-from referee.words import CORRECT, ERROR, LEFT_OUT
+from referee.verdict_words import CORRECT, ERROR, LEFT_OUT
 from tests.support.made_up_results import DTYPES, document, record, timings
 from tests.support.result_files import check_shape
 
@@ -200,7 +200,7 @@ def test_one_round_has_no_interval():
     assert "| **2.000** (one round) |" in markdown.as_markdown(document([found]))
     found["file"] = "a.py"
     assert "| 2.000 [one round] |" in markdown.as_markdown(document([found], "grading"))
-    assert ", eager / this 2.000 (one round): faster; " in graded_files.describe(found)
+    assert ", 2.000 (one round) times eager's speed: faster; " in graded_files.describe(found)
 
 
 def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
@@ -210,7 +210,7 @@ def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
     )
     found["runs"][0]["step"] = records.make_step_record(step)
     found |= {"file": "a.py", "accuracy": "exact", "notes": ["a note"], "refused": ["zeros", "NaN"]}
-    times = "1.500 ms, eager / this 2.000 [2.000, 2.000]: faster; 133.3% of a copy's speed"
+    times = "1.500 ms, 2.000 [2.000, 2.000] times eager's speed: faster; 133.3% of a copy's speed"
     assert graded_files.describe(found).splitlines() == [
         f"a.py: correct (exact; 7 cases), {times}",
         "    training step 1.500 [1.500, 1.500]: faster; keeps 1 bytes, eager 32",

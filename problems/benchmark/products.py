@@ -87,7 +87,7 @@ _PAIRS = {
         ("kFewTiles", (32, 2048, 128), (32, 2304, 128)),  # 128, 144 tiles
         ("kMostMultiplications", (32, 4096, 2048), (32, 4096, 2304)),  # 2^28, 1.1 * 2^28
         ("kMostMultiplications", (4096, 16, 2048), (4096, 16, 2304)),  # the same, by max(N, 32)
-        # fp16x3_wins, and fp16x3_forward_wins for a weight that is not copied:
+        # sm90_fp16x3_wins, and sm90_fp16x3_forward_wins for a weight that is not copied:
         #   (M (N - 112) + 2^17) K >= 3 * 2^26 = 201.3 million, in millions
         ("kLeastKAtHighest", (16384, 1024, 16), (16384, 1024, 12)),
         ("kTooFewRows", (20, 16384, 1024), (16, 16384, 1024)),
@@ -96,13 +96,13 @@ _PAIRS = {
         ("kAddedElements", (64, 4096, 528), (64, 4096, 512)),  # 203.8, 197.7
         ("kLeastWork", (512, 1024, 352), (512, 1024, 320)),  # 210.5, 191.4
         ("kLeastWork", (3328, 1024, 64), (3072, 1024, 64)),  # 202.6, 187.7
-        # fp16x3_forward_wins for a weight whose rows are not aligned to 16 bytes, so it is copied:
+        # sm90_fp16x3_forward_wins for a weight with unaligned rows, which is copied:
         #   M (N - 112) K >= 2^29, in units of 2^29
         ("kLeastWorkForCopy", (68, 8192, 1022), (64, 8192, 1022)),  # 1.05, 0.98
         ("kLeastWorkForCopy", (1024, 1024, 606), (1024, 1024, 574)),  # 1.05, 0.998
         ("kLeastWorkForCopy", (8192, 256, 478), (8192, 256, 446)),  # 1.05, 0.98
     ],
-    # fp16x3_gradient_wins: N K >= 2^17 (kLeastWeight), and for the costs
+    # sm90_fp16x3_gradient_wins: N K >= 2^17 (kLeastWeight), and for the costs
     #   M N - 150 M - 100 N - 2^29 / (K - 40) >= 0, in thousands
     (GRADIENT_OF_X, HIGHEST): [
         ("kLeastKOfFp16x3Gradient", (8192, 4096, 64), (8192, 4096, 56)),
@@ -119,7 +119,7 @@ _PAIRS = {
         # skinny_wins, as above
         ("kManyTiles", (8, 16896, 256), (8, 17408, 256)),  # 528, 544 tiles
         ("kVeryFewRows", (8, 4096, 4096), (9, 4096, 4096)),
-        # one_product_wins, and one_product_wins_float32: our time / torch's <= 1
+        # sm90_one_product_wins, and sm90_one_product_wins_float32: our time / torch's <= 1
         ("kLeastKOfOneProduct", (8192, 8192, 256), (8192, 8192, 224)),
         ("kConversionPerElement", (704, 16384, 4096), (672, 16384, 4096)),  # 0.97, 1.02
         ("kConversionPerElement", (8192, 864, 4096), (8192, 832, 4096)),  # 0.99, 1.03
@@ -136,8 +136,8 @@ _PAIRS = {
     (GRADIENT_OF_WEIGHT, HIGH): [
         ("kCopyPerElement", (4096, 1920, 2048), (4096, 1856, 2048)),  # 0.97, 1.001
     ],
-    # one_product_wins, and one_product_wins_half: utilization >= K / (K + 640) in a forward, and
-    # >= 0.9 in a gradient, where M N >= 3 * 2^22 (kLeastHalfGradient)
+    # sm90_one_product_wins, and sm90_one_product_wins_half: utilization >= K / (K + 640) in a
+    # forward, and >= 0.9 in a gradient, where M N >= 3 * 2^22 (kLeastHalfGradient)
     (FORWARD, FLOAT16): [
         ("kLeastKOfOneProduct", (2048, 4096, 256), (2048, 4096, 224)),
         ("kPassAsK", (512, 5376, 1024), (512, 5120, 1024)),  # 0.636, 0.606; limit 0.615
