@@ -21,8 +21,8 @@ FEW_TERMS_ERROR = 12 * 2.0**-24
 # The allowance is multiplied by this if K < 256. There, an error of 12.7 u was found.
 SHORT_SUMS_FACTOR = 1.25
 
-# The allowance of random compositions. docs/BENCHMARKS.md says how many err by more than
-# FEW_TERMS_ERROR.
+# The allowance of random compositions. docs/BENCHMARKS.md counts those that err by more than
+# FEW_TERMS_ERROR and by more than FP16X3_SLACK times torch's error.
 COMPOSITION_ALLOWANCE = 24 * 2.0**-24
 LONG_INTERVAL_ALLOWANCE = 48 * 2.0**-24  # for a promotion interval of 128
 

@@ -21,7 +21,7 @@ given = hypothesis.given
 settings = hypothesis.settings
 st = hypothesis.strategies
 
-# Sizes around the widths of vectors, masks, blocks and spans.
+# Sizes around the widths of vectors, masks and blocks, and around 512, the run of a CPU's pass.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 513, 1000, 4097)
 # Limits the elements of a view, and roughly the memory under it. An example then takes a few
 # milliseconds.
