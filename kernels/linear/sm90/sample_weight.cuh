@@ -91,24 +91,24 @@ struct SampledLines {
   int64_t size;             // elements of a line
 };
 
-// The kRows rows of the weight from first_row on, whose exponents one warp makes, and what the lane
+// The kRows rows of the weight from first_n on, whose exponents one warp makes, and what the lane
 // has found in its sample of them. The weight [n, k] may be stored as its transpose [k, n].
 struct SampledRows {
   const split::ScaledMatrix& weight;
   bool is_transposed;
-  int64_t first_row;
+  int64_t first_n;
   int64_t k;
   float largest_of_lane[SampleConfig::kRows] = {};  // the largest magnitude in each row
 
   // Loads the lane's four elements along K of each row. Rows past the last one are left out, and so
   // are the four elements if one of them is past K.
-  __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_row,
+  __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_n,
                          int64_t k)
-      : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
+      : weight(weight), is_transposed(is_transposed), first_n(first_n), k(k) {
     const int64_t first_k = first_k_of_lane(k);
     if (first_k + SampleConfig::kLaneElements > k) return;
-    const SampledLines lines = is_transposed ? SampledLines{first_k, first_row, k, weight.rows}
-                                             : SampledLines{first_row, first_k, weight.rows, k};
+    const SampledLines lines = is_transposed ? SampledLines{first_k, first_n, k, weight.rows}
+                                             : SampledLines{first_n, first_k, weight.rows, k};
     float v[SampleConfig::kRows][SampleConfig::kLaneElements] = {};  // [line][neighbour]
 #pragma unroll
     for (int i = 0; i < SampleConfig::kRows; ++i) {
@@ -126,16 +126,16 @@ struct SampledRows {
     }
   }
 
-  // Returns the largest magnitude in row first_row + i, all of which is read.
+  // Returns the largest magnitude in row first_n + i, all of which is read.
   __device__ float largest_of_whole_row(int i) const {
-    const int64_t row = first_row + i;
+    const int64_t n = first_n + i;
     const int64_t stride = weight.row_stride;
-    return largest_of_row(weight.source + (is_transposed ? row : row * stride), k,
+    return largest_of_row(weight.source + (is_transposed ? n : n * stride), k,
                           is_transposed ? stride : 1);
   }
 };
 
-// Returns the exponent of row first_row + i if the GEMM splits the weight into hi and lo.
+// Returns the exponent of row first_n + i if the GEMM splits the weight into hi and lo.
 __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   float largest = reduce_warp(rows.largest_of_lane[i], fmaxf);
   if (largest == 0) largest = rows.largest_of_whole_row(i);
@@ -144,7 +144,7 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   return max(SampleConfig::kMinExponentWithLo, min(SampleConfig::kMaxExponentWithLo, exponent));
 }
 
-// Returns the exponent of row first_row + i if the GEMM rounds the weight to hi alone. It follows
+// Returns the exponent of row first_n + i if the GEMM rounds the weight to hi alone. It follows
 // from the mean of the exponents of the spans' largest elements. Spans of zeros do not count.
 __device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
   // Packs a float's exponent, with its bias of 127, into the high 16 bits, and a count of 1 into
@@ -171,19 +171,19 @@ __device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
 }
 
 // Writes the exponents and, for hi and lo, the states of the kRows rows of the weight from
-// first_row on. All lanes of a warp call it.
+// first_n on. All lanes of a warp call it.
 __device__ __forceinline__ void sample_weight(const split::ScaledMatrix& weight, split::Form form,
-                                              bool is_transposed, int64_t first_row, int64_t k) {
+                                              bool is_transposed, int64_t first_n, int64_t k) {
   const bool has_lo = form == split::Form::kWithLo;
-  const SampledRows rows(weight, is_transposed, first_row, k);
+  const SampledRows rows(weight, is_transposed, first_n, k);
 #pragma unroll
   for (int i = 0; i < SampleConfig::kRows; ++i) {
-    const int64_t row = first_row + i;
-    if (row >= weight.rows) break;
+    const int64_t n = first_n + i;
+    if (n >= weight.rows) break;
     const int exponent = has_lo ? exponent_for_hi_lo(rows, i) : exponent_for_hi_alone(rows, i);
     if (threadIdx.x % 32 != 0) continue;
-    weight.exponent[row] = exponent;
-    if (has_lo) weight.row_state[row] = split::kExact;
+    weight.exponent[n] = exponent;
+    if (has_lo) weight.row_state[n] = split::kExact;
   }
 }
 

@@ -18,8 +18,9 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
-#include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/config.cuh"
 #include "linear/sm90/gemm_fp16x3/stream_k.cuh"
+#include "linear/sm90/gemm_fp16x3/tiles.cuh"
 #include "linear/tile_order.cuh"
 
 namespace kernels::sm90::gemm_fp16x3 {

@@ -40,6 +40,8 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/config.cuh"
+#include "linear/sm90/gemm_fp16x3/tiles.cuh"
 #include "linear/sm90/gemm_fp16x3/weight_row_order.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"

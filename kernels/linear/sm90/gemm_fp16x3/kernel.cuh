@@ -51,7 +51,9 @@
 //     launch.cuh             the launches of the kernel, and their workspace
 //     choose_tiles.h         the host's choice of how many rows a tile has
 //     stream_k.cuh           the order of the work tiles
-//     arguments.cuh          constants, tiles, the kernel's arguments, and a block's shared memory
+//     config.cuh             constants
+//     tiles.cuh              the rows of x of each tile
+//     arguments.cuh          the kernel's arguments, and a block's shared memory
 //     weight_row_order.cuh   which rows of the weight a thread has
 //     mainloop.cuh           the producer, the conversion of the weight, and the products
 //     epilogue.cuh           the loader, and what the consumers do with a tile's sums
@@ -81,6 +83,7 @@
 #include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/config.cuh"
 #include "linear/sm90/gemm_fp16x3/epilogue.cuh"
 #include "linear/sm90/gemm_fp16x3/mainloop.cuh"
 #include "linear/sm90/gemm_fp16x3/weight_row_order.cuh"

@@ -17,9 +17,16 @@
 //   freed stages                                  0, 1                        2, 3
 //
 // A warpgroup converts a k-tile while the tensor cores compute products of earlier k-tiles. It has
-// registers for two converted k-tiles, so c 2 overwrites k-tile 0 when lo 0 has ended. The stage of
-// a k-tile is freed when the k-tile's last product has ended: lo 0 and lo 1 for k-tiles 0 and 1,
-// hi 2 and hi 3 for k-tiles 2 and 3.
+// registers for two converted k-tiles, so a conversion overwrites the k-tile two before. It first
+// waits for all products but the newest, with wgmma_wait_group<1>:
+//
+//   before   has ended   in flight   overwritten   freed stages
+//   c 2      lo 0        lo 1        k-tile 0      none
+//   c 3      lo 1        lo 2        k-tile 1      0 and 1
+//   c 0'     hi 2        hi 3        k-tile 2      none
+//   c 1'     hi 3        hi 0'       k-tile 3      2 and 3
+//
+// `promote` and `* 2^-11` wait for all products.
 //
 // Lo products are added up over a whole k-group for each interval, because they are so small that
 // their truncation hardly matters.
@@ -36,6 +43,7 @@
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
+#include "linear/sm90/gemm_fp16x3/config.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/k_order.cuh"
 #include "linear/split/split.cuh"
@@ -314,13 +322,13 @@ struct Fp16x3Consumer {
       const State state3 = state2.next();
       multiply_lo(rows, even, state0, /*accumulates=*/false);  // lo 0
       multiply_lo(rows, odd, state1, /*accumulates=*/true);    // lo 1
-      ptx::wgmma_wait_group<1>();                              // lo 0 has ended: `even` may change
+      ptx::wgmma_wait_group<1>();                              // lo 1 is in flight
       convert(even, state2);                                   // c 2
       multiply_lo(rows, even, state2, /*accumulates=*/true);   // lo 2
       if (k_group == 0 && lets_second_start) {
         ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
       }
-      ptx::wgmma_wait_group<1>();  // lo 1 has ended: `odd` may change
+      ptx::wgmma_wait_group<1>();  // lo 2 is in flight
       release(state0);
       release(state1);
       convert(odd, state3);                                  // c 3
@@ -340,10 +348,10 @@ struct Fp16x3Consumer {
       }
 
       // The next k-group's k-tiles 0 and 1.
-      ptx::wgmma_wait_group<1>();                               // hi 2 has ended: `even` may change
+      ptx::wgmma_wait_group<1>();                               // hi 3 is in flight
       convert(even, state0);                                    // c 0'
       multiply_next_hi<kPromotesEachPair>(rows, even, state0);  // [promote] hi 0'
-      ptx::wgmma_wait_group<1>();                               // hi 3 has ended: `odd` may change
+      ptx::wgmma_wait_group<1>();                               // hi 0' is in flight
       release(state2);
       release(state3);
       convert(odd, state1);                                     // c 1'
