@@ -27,7 +27,7 @@ PLAN = r"""
 int main(int count, char** arguments) {
   using Config = kernels::sm90::gemm_fp16x3::StreamKConfig;
   if (count == 1) {
-    printf("%d %d", Config::kMinPiece, Config::kMinSaving);
+    printf("%d %d", Config::kMinPart, Config::kMinSaving);
     return 0;
   }
   const int tiles = atoi(arguments[1]);
@@ -116,7 +116,7 @@ class Plan:
 class Constants(NamedTuple):
     """Constants of StreamKConfig, which stream_k.cuh explains."""
 
-    min_piece: int
+    min_part: int
     min_saving: int
 
 
@@ -197,8 +197,8 @@ def test_few_clusters_share_a_tile(planned):
 
 
 def test_tiles_are_not_cut_near_their_ends(planned, constants):
-    last_cut = planned.k_groups - constants.min_piece
-    assert all(constants.min_piece <= cut <= last_cut for cut in planned.cuts)
+    last_cut = planned.k_groups - constants.min_part
+    assert all(constants.min_part <= cut <= last_cut for cut in planned.cuts)
 
 
 def test_loads_are_even_if_tiles_are_cut(planned, constants):
@@ -210,7 +210,7 @@ def test_loads_are_even_if_tiles_are_cut(planned, constants):
         fair = planned.total_load / planned.clusters
         most = max(fair, whole_tiles + planned.min_range * LARGEST)
         # Cuts are rounded: to whole k-groups, and away from the ends of a tile.
-        rounding = constants.min_piece * LARGEST
+        rounding = constants.min_part * LARGEST
         assert max(loads) <= most + rounding
     else:
         assert max(loads) <= max(planned.loads_of_uncut_tiles(planned.tiles))

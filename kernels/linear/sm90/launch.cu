@@ -7,9 +7,9 @@
 //   float16, bfloat16     gemm_one_product<HalfMode> or <GradientMode>
 //
 //   float32 at `high`     split_x                          splits x into hi; samples the weight
-//                         gemm_one_product<ConvertMode>  one fp16 product; converts the weight
+//                         gemm_one_product<ConvertMode>    one fp16 product; converts the weight
 //                         transpose                        only for a transposed weight
-//                         gemm_one_product<RedoMode>     tiles that need TF32's range
+//                         gemm_one_product<RedoMode>       tiles that need TF32's range
 //
 //   float32 at `highest`  split_x                          splits x into hi, lo; samples the weight
 //                         gemm_fp16x3, first launch        three fp16 products; splits the weight

@@ -2,10 +2,10 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// In all files of this folder, a variable m is the number of a row of x, which is a row of out; a
-// variable n is the number of a row of the weight, which is a column of out. `row` alone means the
-// former. Eight rows are a row block. (The weight is wgmma's operand A, so rows of out are columns
-// of wgmma's accumulators.)
+// In all files of this folder, a variable m is the number of a row of x, which is also a row of
+// out. A variable n is the number of a row of the weight, which is also a column of out. A "row"
+// without the name of its matrix is a row of x and of out; eight of them are a row block. (The
+// weight is wgmma's operand A, so rows of out are columns of wgmma's accumulators.)
 
 #pragma once
 

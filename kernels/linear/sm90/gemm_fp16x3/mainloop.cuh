@@ -92,11 +92,11 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
 
 // ----- the consumer warpgroups
 
-// The weight in a stage. A row is 128 bytes: eight vectors of 4 floats. TMA's swizzle puts vector v
-// of row n at place v ^ (n % 8) of the row.
-__host__ __device__ constexpr int swizzled_place(int row, int vector) { return vector ^ (row % 8); }
-__host__ __device__ constexpr int swizzled_offset(int row, int vector) {
-  return row * Fp16x3Config::kRowBytes + swizzled_place(row, vector) * kVectorBytes;
+// The weight in a stage. A row is 128 bytes: eight vectors of 4 floats. TMA's swizzle puts a vector
+// of row n at place vector ^ (n % 8) of the row.
+__host__ __device__ constexpr int swizzled_place(int n, int vector) { return vector ^ (n % 8); }
+__host__ __device__ constexpr int swizzled_offset(int n, int vector) {
+  return n * Fp16x3Config::kRowBytes + swizzled_place(n, vector) * kVectorBytes;
 }
 
 // Returns the address of vector 4 s + c of row n + r. first_address is the address of vector c of

@@ -96,10 +96,10 @@ struct StreamKConfig {
 
   // Limits of cutting, because storing and adding partial sums costs time. Tiles are cut only if
   // that saves kMinSaving k-groups or more. A range is empty or has at least kMinRange k-groups. A
-  // piece of a cut tile has at least kMinPiece k-groups.
+  // part of a cut tile has at least kMinPart k-groups.
   static constexpr int kMinSaving = 3;
   static constexpr int kMinRange = 2;
-  static constexpr int kMinPiece = 2;
+  static constexpr int kMinPart = 2;
 
   // The time of one k-group of a tile, in row steps.
   static int64_t k_group_time(int64_t rows) { return rows + kKGroupOverhead; }
@@ -304,14 +304,14 @@ struct Schedule {
   }
 
   // Returns how many k-groups a range takes for its budget from a tile of which `rest` k-groups are
-  // left. The number is rounded to the nearest, but such that no cut is within kMinPiece of the
+  // left. The number is rounded to the nearest, but such that no cut is within kMinPart of the
   // tile's beginning or end. If it is 0, the range ends before this tile.
   int64_t k_groups_to_take(int64_t budget, int64_t rows, int64_t rest) const {
     const int64_t affordable = std::max(budget + rows / 2, int64_t{0}) / rows;
     const int64_t taken = std::min(affordable, rest);
-    const bool leaves_small_end = rest - taken < StreamKConfig::kMinPiece;
+    const bool leaves_small_end = rest - taken < StreamKConfig::kMinPart;
     if (leaves_small_end) return rest;
-    const bool is_small_beginning = rest == k_groups && taken < StreamKConfig::kMinPiece;
+    const bool is_small_beginning = rest == k_groups && taken < StreamKConfig::kMinPart;
     if (is_small_beginning) return 0;
     return taken;
   }
