@@ -1,20 +1,20 @@
 // The mainloop of the fp16x3 GEMM (kernel.cuh): a producer warp loads k-tiles to the stages of
 // shared memory, and consumer warpgroups split the weight and multiply.
 //
-// The mainloop takes K in k-groups of four k-tiles, 128 of K. In these pictures, time runs to the
-// right. 0 to 3 are the k-tiles of a k-group, 0' and 1' are k-tiles of the next k-group:
+// The mainloop takes K in k-groups of four k-tiles, 128 of K. docs/SPLIT.md, step 4, draws and
+// explains the order of the products for the promotion intervals of 32, 64 and 128, which differ
+// only in the promotions. This picture is for an interval of 128. Time runs to the right. 0 to 3
+// are the k-tiles of a k-group, 0' and 1' are k-tiles of the next k-group:
 //
-//   hi 0   the hi product of k-tile 0 (asynchronous, on the tensor cores)
-//   lo 0   both lo products of k-tile 0
-//   c 0    conversion of k-tile 0 of the weight: scale, split (by the warpgroup's threads)
-//   P      promotion: sums += accumulators
-//   S      accumulators *= 2^-11, which gives the lo products their true size
+//   hi 0      the hi product of k-tile 0 (asynchronous, on the tensor cores)
+//   lo 0      both lo products of k-tile 0
+//   c 0       conversion of k-tile 0 of the weight: scale, split (by the warpgroup's threads)
+//   * 2^-11   accumulators *= 2^-11, which gives the lo products their true size
+//   promote   sums += accumulators
 //
-// For a promotion interval of 128:
-//
-//   tensor cores       hi 0 hi 1 P lo 0 lo 1 lo 2 lo 3 S hi 2 hi 3 hi 0' hi 1' P lo 0' ...
-//   conversion    c 0  c 1              c 2  c 3              c 0' c 1'
-//   freed stages                             0, 1                  2, 3
+//   tensor cores      hi 0 hi 1 promote lo 0 lo 1 lo 2 lo 3 * 2^-11 hi 2 hi 3 hi 0' hi 1' promote
+//   conversion    c 0 c 1                    c 2  c 3                    c 0' c 1'
+//   freed stages                                  0, 1                        2, 3
 //
 // A warpgroup converts a k-tile while the tensor cores compute products of earlier k-tiles. It has
 // registers for two converted k-tiles, so a conversion overwrites the k-tile two before. It first
@@ -26,16 +26,10 @@
 //   c 0'     hi 2        hi 3        k-tile 2      none
 //   c 1'     hi 3        hi 0'       k-tile 3      2 and 3
 //
-// P and S wait for all products.
+// `promote` and `* 2^-11` wait for all products.
 //
-// The three promotion intervals differ only in the promotions:
-//
-//   128   hi 0   hi 1   P lo 0 lo 1 lo 2 lo 3 S hi 2   hi 3   hi 0'   hi 1' P lo 0' ...
-//    64   hi 0   hi 1   P lo 0 lo 1 lo 2 lo 3 S hi 2   hi 3 P hi 0'   hi 1' P lo 0' ...
-//    32   hi 0 P hi 1   P lo 0 lo 1 lo 2 lo 3 S hi 2 P hi 3 P hi 0' P hi 1' P lo 0' ...
-//
-// So hi products are added up over at most 128, 64 or 32 of K between promotions. Lo products are
-// always added up over a whole k-group, as they are so small that their truncation hardly matters.
+// Lo products are added up over a whole k-group for each interval, because they are so small that
+// their truncation hardly matters.
 
 #pragma once
 
@@ -304,8 +298,8 @@ struct Fp16x3Consumer {
   // warpgroup has `lets_second_start` true: it lets the second one start in the middle of the first
   // k-group.
   //
-  // Comments at the ends of lines name the steps of the pictures at the top of this file. [P] is a
-  // promotion that only some intervals have.
+  // Comments at the ends of lines name the steps of the picture at the top of this file. [promote]
+  // is a promotion that only some intervals have.
   template <int kRows>
   __device__ void run_mainloop(TileRows<kRows> rows, int k_groups, bool lets_second_start,
                                State* state) {
@@ -319,10 +313,10 @@ struct Fp16x3Consumer {
     convert(even, state0);                                    // c 0
     multiply_hi(rows, even, state0, /*accumulates=*/false);   // hi 0
     convert(odd, state1);                                     // c 1
-    multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);  // [P] hi 1
+    multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);  // [promote] hi 1
 
     for (int k_group = 0;;) {
-      promote(rows);  // P
+      promote(rows);
 
       const State state2 = state1.next();
       const State state3 = state2.next();
@@ -339,15 +333,15 @@ struct Fp16x3Consumer {
       release(state1);
       convert(odd, state3);                                  // c 3
       multiply_lo(rows, odd, state3, /*accumulates=*/true);  // lo 3
-      scale_lo_products(rows);                               // S
+      scale_lo_products(rows);                               // * 2^-11
 
       multiply_hi(rows, even, state2, /*accumulates=*/true);    // hi 2, on top of the lo products
-      multiply_next_hi<kPromotesEachKTile>(rows, odd, state3);  // [P] hi 3
+      multiply_next_hi<kPromotesEachKTile>(rows, odd, state3);  // [promote] hi 3
       state0 = state3.next();
       state1 = state0.next();
       ++k_group;
       if (k_group == k_groups) {
-        promote(rows);  // the last P
+        promote(rows);
         release(state2);
         release(state3);
         break;
@@ -356,12 +350,12 @@ struct Fp16x3Consumer {
       // The next k-group's k-tiles 0 and 1.
       ptx::wgmma_wait_group<1>();                               // hi 3 is in flight
       convert(even, state0);                                    // c 0'
-      multiply_next_hi<kPromotesEachPair>(rows, even, state0);  // [P] hi 0'
+      multiply_next_hi<kPromotesEachPair>(rows, even, state0);  // [promote] hi 0'
       ptx::wgmma_wait_group<1>();                               // hi 0' is in flight
       release(state2);
       release(state3);
       convert(odd, state1);                                     // c 1'
-      multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);  // [P] hi 1'
+      multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);  // [promote] hi 1'
     }
     *state = state0;
   }
