@@ -1,5 +1,6 @@
 """Reference files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
 
+import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -110,6 +111,10 @@ class ReferenceFile:
         if self.dtype is not None and self.dtype.is_floating_point:
             module.to(self.dtype)
         return module
+
+    def copy(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a module."""
+        return self.call_or_refuse("a copy of Model", lambda: copy.deepcopy(module))
 
     def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return the results of a forward that autograd does not record."""
