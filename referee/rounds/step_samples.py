@@ -32,7 +32,7 @@ class StepSamples:
         timed_calls: all but the empty call.
 
     Attributes:
-        whole: the samples of whole steps.
+        whole_steps: the samples of whole steps.
     """
 
     def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:

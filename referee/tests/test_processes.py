@@ -334,7 +334,7 @@ def test_nothing_is_graded_where_the_kernel_does_not_list_children(tmp_path, mon
     def hide_children(path, *arguments, **options):
         if str(path).endswith("/children"):
             raise FileNotFoundError
-        return open(path, *arguments, **options)
+        return open(path, *arguments, **options)  # noqa: PTH123 - as the module does
 
     monkeypatch.setattr(processes, "open", hide_children, raising=False)
     table = {"plain": error(module("return torch.relu(x)"), "CONFIG_PROC_CHILDREN")}

@@ -337,7 +337,7 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
 
 
 class EagersProcesses:
-    """Takes the place of `Eager`: its contestants have the seconds of a call in each turn."""
+    """Takes the place of `EagerProcesses`: its contestants have the seconds of a call in each turn."""
 
     def __init__(self, seconds_of_old: list[float], seconds_of_new: list[float]) -> None:
         self.processes = self._one(seconds_of_old)
