@@ -7,6 +7,7 @@ from referee.checks import timed_training_steps
 from referee.contestants.descriptions import elements_share_memory
 from referee.program import command
 from referee.reference import facts
+from referee.reference import problem as reference_problem
 from referee.reference.file import BadReferenceError, NoRoomError, load
 from referee.reference.problem import Problem
 from referee.reference.reference_step import StepArguments, step_or_none
