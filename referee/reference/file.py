@@ -44,7 +44,7 @@ class ReferenceFile:
         text: the file's content, from which eager's processes import it.
         solutions: names that a solution's class may have. The first one that the solution's file
             defines is graded.
-        dtype: the dtype to which modules are converted; None to convert none.
+        dtype: the dtype to which modules are converted; None if modules keep their own.
         has_own_cases: whether a project's `Problem.cases` tries values of all kinds and of both
             signs. A solution must then be right for any inputs: there is no second look, and
             `get_inputs` may draw tensors with gaps. Less is tried at the timed size: fewer draws,
