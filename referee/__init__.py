@@ -72,6 +72,7 @@ verdict: `Verdict`; words for exceptions and crashes
 reference/: the reference
     file                 a problem as a KernelBench file defines it
     problem              `Problem`: its inputs, its results, and how far off results may be
+    facts                facts about the reference, found once before a solution starts
     module               `ReferenceModule`: the reference's module, whose parameters change
     input_source         draws inputs
     first_forward        what the reference's forwards are like; whether solutions can be compared

@@ -102,14 +102,15 @@ class Engine:
         self._resources = Resources(problem, server, kept_process)
 
     def prepare(self) -> None:
-        """Try the walls, start eager and time it alone, before any solution has started.
+        """Check the system, start eager and time it alone, before any solution has started.
 
         For each precision setting, a `timed_requests.Plan` is made of these times. The checks that
         time a solution follow it. Later calls time nothing.
 
         Raises:
-            NotCorrectError: eager cannot be timed.
+            NotCorrectError: the system cannot be used, or eager cannot be timed.
         """
+        self._resources.check_system()
         self._resources.try_walls()
         for setting in self.problem.settings:
             self.problem.setting = setting

@@ -73,10 +73,10 @@ class Findings:
 
     Attributes:
         is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
-        requirements: for each result, the reference's demands, which hold for timed calls, too.
-        relies_on_inputs: whether the solution may rely on what `get_inputs` draws: it has differed
-            from the reference for other inputs, or could not be tried with them.
-        times: the times under the current precision setting; None before they are taken.
+        requirements: for each result, the reference's demands. A timed call must meet them, too.
+        relies_on_inputs: whether the solution may rely on what `get_inputs` draws: its results for
+            other inputs have differed from the reference's, or none could be compared.
+        times: the times under the current precision setting; None before the forwards are timed.
         quantities: results and gradients of a training step, with their error budgets; empty if the
             file is forward only or gradients were not compared.
     """
@@ -101,18 +101,18 @@ class Grading:
     Args:
         resources: the shared memory and eager's processes for the problem.
         file: the solution's file.
-        options: how it is graded.
-        verdict: takes in what the checks find.
-        progress: is called with what is done now and how far it is.
+        options: how the file is graded.
+        verdict: the verdict, to which the checks add their findings.
+        progress: shows the progress line: its arguments are what is done and how far that is.
 
     Attributes:
         device: the device on which solutions compute.
         solution: the process that runs the file.
         state: the solution's parameters and buffers.
-        reference: the reference's module; it has the same parameters as all contestants.
+        reference: the reference's module, which has the same parameters as all contestants.
         latest_inputs: the arguments of the latest call.
-        earlier_results: small results of the reference for some earlier inputs, on the CPU. They
-            help to describe a wrong result, which may be the right result of another call.
+        earlier_results: small results of the reference for some earlier inputs, on the CPU. These
+            results help to describe a wrong one, which may be the right result of another call.
         findings: what one check has found and a later one needs.
     """
 

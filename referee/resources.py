@@ -8,6 +8,8 @@ from referee.contestants.server import Server
 from referee.eager_processes import EagerProcesses, KeptEagerProcess
 from referee.reference.problem import Problem
 from referee.request_memory import RequestMemory
+from referee.verdict import NotCorrectError
+from referee.verdict_words import ERROR
 
 # After a request with at most this many bytes of inputs, a process keeps its unused memory even if
 # the problem is large: the other processes have enough without it.
@@ -50,6 +52,15 @@ class Resources:
         self.memory = RequestMemory(problem.device)
         self.eager = EagerProcesses(problem, server, self.memory, kept_process)
         self.plans: dict[str, Plan] = {}
+
+    def check_system(self) -> None:
+        """Raise NotCorrectError if the kernel does not say which processes a process has started.
+
+        A solution's helpers would go on while the solution is stopped, and nobody would know.
+        """
+        if not self.server.is_found():
+            reason = "the kernel does not list children in /proc: it needs CONFIG_PROC_CHILDREN"
+            raise NotCorrectError(ERROR, reason)
 
     def try_walls(self) -> None:
         """Try whether contestants on a GPU can have walls; if not, this server gives them none.

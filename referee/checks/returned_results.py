@@ -75,7 +75,7 @@ def check_description(
     """
     kind = str(description.get("type"))[:MAX_TYPE_LENGTH]
     if kind != "Tensor":
-        raise NotCorrectError(WRONG, f"{prefix}returns a {kind}, not a plain tensor")
+        raise NotCorrectError(WRONG, f"{prefix}returns a {kind}, not a dense tensor")
     expected_entries = {
         "dtype": dtype_name(reference_result.dtype),
         "device": str(grading.device),

@@ -1,15 +1,17 @@
 """A result or gradient, compared with the reference's over several training steps.
 
 Where a sum is near zero, rounding decides whether ReLU passes a gradient, so an honest gradient may
-differ by much. A single wrong element is therefore a mistake only in these cases:
+differ by much. Several steps then decide, for each has other inputs, and other sums near zero:
 
-- The step belongs to a problem that knows these places. The outputs' gradients are zero there.
-- Only eager's values are right, as for integers.
-- It is in a result of a timed step, and a second look does not excuse it.
+    quantity                          untimed steps           timed steps
+    result                            "wrong in every step"   one wrong element, unless a second
+                                                              look excuses it
+    gradient                          "wrong in every step"   the four rules of `gradient_rules`
+    either, if only eager's values    one wrong element       one wrong element
+    are right, as for integers
+    either, in a strict step          one wrong element       (none is timed)
 
-In all other cases several steps decide. Each has other inputs, so other sums are near zero. In
-timed steps the four rules of `gradient_rules` judge a gradient. In steps that are not timed, only
-"wrong in every step" holds; it then judges results, too.
+A step is strict if its problem knows the places near zero; the outputs' gradients are zero there.
 """
 
 from collections.abc import Callable

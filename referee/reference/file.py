@@ -1,5 +1,6 @@
 """Reference files as KernelBench has them: `Model`, `get_inputs`, `get_init_inputs`."""
 
+import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class ReferenceFile:
         text: the file's content, from which eager's processes import it.
         solutions: names that a solution's class may have. The first one that the solution's file
             defines is graded.
-        dtype: the dtype to which modules are converted; None to convert none.
+        dtype: the dtype to which modules are converted; None if modules keep their own.
         has_own_cases: whether a project's `Problem.cases` tries values of all kinds and of both
             signs. A solution must then be right for any inputs: there is no second look, and
             `get_inputs` may draw tensors with gaps. Less is tried at the timed size: fewer draws,
@@ -110,6 +111,10 @@ class ReferenceFile:
         if self.dtype is not None and self.dtype.is_floating_point:
             module.to(self.dtype)
         return module
+
+    def copy(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a module."""
+        return self.call_or_refuse("a copy of Model", lambda: copy.deepcopy(module))
 
     def run(self, module: nn.Module, inputs: list) -> list[torch.Tensor]:
         """Return the results of a forward that autograd does not record."""

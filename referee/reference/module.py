@@ -194,7 +194,7 @@ class ReferenceModule:
         if not is_small or not self._changing_names:
             return
         if self.previous is None:
-            self.previous = self._problem.copy(self.module)
+            self.previous = self._problem.file.copy(self.module)
             return
         # To copy the values alone takes a quarter of the time: the copy's memory is not new.
         for old, value in zip(self.previous.state_dict().values(), self.values(), strict=True):

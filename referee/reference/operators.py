@@ -1,4 +1,4 @@
-"""The operators that a forward calls, and how many terms the longest of their sums has.
+"""The operators that a call or a training step uses, and how many terms their longest sum has.
 
 Rounding errors grow with that number.
 """
@@ -59,12 +59,13 @@ def _terms(name: str, args: tuple, result: object) -> int:
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     if not tensors or not tensors[0].dim():
         return 1
-    if name in CUMULATIVE:
-        return tensors[0].shape[args[1]]
     if name in PRODUCTS:
         return tensors[PRODUCTS[name]].shape[-1]
-    if name in LAYERS:
-        return LAYERS[name](args)
+    name_without_in_place = name.rstrip("_")
+    if name_without_in_place in FUNCTIONS:
+        return FUNCTIONS[name_without_in_place](args)
+    if "backward" in name:
+        return _terms_of_backward(tensors, result)
     if "attention" in name:  # a product over the head's dimension, then one over the keys
         return max(x.shape[-1] for x in tensors) + tensors[1].shape[-2]
     return _terms_of_reduction(name, tensors[0], result)
@@ -95,12 +96,76 @@ def _terms_of_groups(args: tuple) -> int:
     return channels // groups * positions
 
 
-# Functions of an operator's arguments, by its name.
-LAYERS = {
+def _terms_of_convolution_backward(args: tuple) -> int:
+    """Return the larger number: of the sums of the gradient of x, or of those of the weight's."""
+    output_gradient, x, weight = args[:3]
+    terms_of_x = weight.numel() // max(min(weight.shape[:2]), 1)
+    return max(terms_of_x, _terms_of_channels((output_gradient,)), _terms_of_channels((x,)))
+
+
+def _terms_of_layer_norm_backward(args: tuple) -> int:
+    """Return the larger number: of the elements normalized together, or of such groups."""
+    x, normalized_shape = args[1:3]
+    normalized = math.prod(normalized_shape)
+    return max(normalized, x.numel() // max(normalized, 1))
+
+
+def _terms_of_batch_norm_backward(args: tuple) -> int:
+    """Return how many elements a channel of x has."""
+    return _terms_of_channels(args[1:])
+
+
+def _terms_of_group_norm_backward(args: tuple) -> int:
+    """Return the larger number: of the elements normalized together, or of a channel's."""
+    batch, channels, positions, groups = args[5:9]
+    return max(channels // groups * positions, batch * positions)
+
+
+def _terms_of_index_put(args: tuple) -> int:
+    """Return how many elements may be added to one place; 1 if they replace others."""
+    indices, accumulate = args[1], args[3:]
+    if not any(accumulate):
+        return 1
+    return max(index.numel() for index in indices if index is not None)
+
+
+def _terms_of_softmax_backward(args: tuple) -> int:
+    """Return how many elements are normalized together."""
+    return args[0].shape[args[2]]
+
+
+def _terms_of_backward(tensors: list[torch.Tensor], result: object) -> int:
+    """Return the largest possible number of terms of an operator of a backward.
+
+    It is the number of elements of the largest operand. But it is 1 if all operands and the result
+    have the same shape, as for the gradient of an elementwise function, or if the operator only
+    copies a gradient into a larger tensor.
+    """
+    first = result[0] if isinstance(result, tuple) else result
+    have_one_shape = len({x.shape for x in tensors}) == 1
+    if have_one_shape and isinstance(first, torch.Tensor) and first.numel() >= tensors[0].numel():
+        return 1
+    return max(x.numel() for x in tensors)
+
+
+# Functions of an operator's arguments, by its name. The four from `index_add` on add as many
+# elements to one place as there are indices, at most.
+FUNCTIONS = {
+    **dict.fromkeys(CUMULATIVE, lambda args: args[0].shape[args[1]]),
     "convolution": _terms_of_convolution,
     "native_layer_norm": _terms_of_layer_norm,
     "native_batch_norm": _terms_of_channels,
     "native_group_norm": _terms_of_groups,
+    "index_add": lambda args: args[2].numel(),
+    "index_put": _terms_of_index_put,
+    "scatter_add": lambda args: args[2].shape[args[1]],
+    "embedding_dense_backward": lambda args: args[1].numel(),
+    "convolution_backward": _terms_of_convolution_backward,
+    "native_layer_norm_backward": _terms_of_layer_norm_backward,
+    "native_batch_norm_backward": _terms_of_batch_norm_backward,
+    "native_group_norm_backward": _terms_of_group_norm_backward,
+    "_softmax_backward_data": _terms_of_softmax_backward,
+    "_log_softmax_backward_data": _terms_of_softmax_backward,
 }
 
 

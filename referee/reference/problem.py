@@ -16,19 +16,12 @@ from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
 from referee.contestants.descriptions import as_plain_tensor, flatten
-from referee.contestants.forms import pack
-from referee.contestants.free_memory import MAX_SHARE_OF_FREE, free_bytes
+from referee.reference.facts import examine
 from referee.reference.file import ReferenceFile
-from referee.reference.first_forward import check_state, run_first_forward
-from referee.reference.float64 import find_float64_obstacle, run_in_float64, run_in_tf32
-from referee.reference.input_source import InputSource, draw_first
-from referee.reference.random_values import new_seed
+from referee.reference.float64 import run_in_float64, run_in_tf32
 from referee.reference.tf32 import operators_in_tf32
 from referee.times.timing import Names, Rate, Timings
 
-# Memory that forwards need, in multiples of the bytes of inputs, outputs and parameters together.
-# Training steps need up to 5, and are left out if there is less.
-NEEDED_MEMORY = 3
 # If inputs, outputs and parameters take more than this share of a GPU's memory, not all contestants
 # can keep memory for them at once: each gives back what it does not use.
 LARGE_SHARE = 1 / 16
@@ -51,10 +44,10 @@ class Problem:
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
         nesting, operators, terms, may_share_memory: see `first_forward.FirstForward`.
-        float64_obstacle: why results are compared only with eager's, in words; None if they are
+        float64_obstacle: why results are compared only with eager's, in words; None if results are
             compared with float64's.
-        float64_obstacle_in_steps: the same for training steps; the first comparison of gradients
-            sets it.
+        float64_obstacle_in_steps: the same for training steps, which the first comparison of
+            gradients finds.
 
     `name`, `file` and `device` are attributes, too. A subclass may replace the class's attributes.
 
@@ -84,31 +77,20 @@ class Problem:
         self.file = file
         self.device = _with_index(device)
         self.setting = ""
+        facts = examine(file, self.device)
+        self.arguments = facts.arguments
+        self.input_source = facts.input_source
+        self.shape = facts.shapes[0] if len(facts.shapes) == 1 else tuple(map(list, facts.shapes))
+        self.dtype = facts.dtype
+        self.input_bytes = facts.input_bytes
+        self.parameter_bytes = facts.parameter_bytes
+        self.output_bytes = facts.forward.output_bytes
+        self.nesting = facts.forward.nesting
+        self.operators = facts.forward.operators
+        self.terms = facts.forward.terms
+        self.may_share_memory = facts.forward.may_share_memory
+        self.float64_obstacle = facts.float64_obstacle
         self.float64_obstacle_in_steps: str | None = None
-        self.arguments = file.arguments()
-        file.call_or_refuse("pickling its arguments", lambda: pack(self.arguments))
-        module = self.construct(new_seed())
-        inputs, draws_on_device = draw_first(file, self.device)
-        self.input_source = InputSource(file, self.device, inputs, draws_on_device)
-        tensors = [inputs[i] for i in self.input_source.tensor_indices]
-        shapes = [tuple(x.shape) for x in tensors]
-        self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
-        self.dtype = tensors[0].dtype
-        self.input_bytes = sum(x.nbytes for x in tensors)
-        check_state(file, module)
-        self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
-        forward = run_first_forward(file, self.device, module, inputs)
-        self.nesting = forward.nesting
-        self.output_bytes = forward.output_bytes
-        self.operators = forward.operators
-        self.terms = forward.terms
-        self.may_share_memory = forward.may_share_memory
-        if list(module.parameters()):
-            self.copy(module)  # the grading needs copies; this raises if none can be made
-        self._check_room()
-        self.float64_obstacle: str | None = None
-        if not file.has_own_cases:
-            self.float64_obstacle = find_float64_obstacle(file, module, inputs)
 
     # ----------------------------------------------------------------- the reference and its inputs
 
@@ -122,10 +104,6 @@ class Problem:
         return self.file.construct(
             copy.deepcopy(self.arguments if arguments is None else arguments), seed, self.device
         )
-
-    def copy(self, module: nn.Module) -> nn.Module:
-        """Return a copy of a module."""
-        return self.file.call_or_refuse("a copy of Model", lambda: copy.deepcopy(module))
 
     def draw(self) -> list:
         """Return new arguments of a forward, on the device.
@@ -298,18 +276,6 @@ class Problem:
     def operators_in_tf32(self) -> tuple[str, ...]:
         """Return parts of the names of the reference's operators that torch may compute in TF32."""
         return operators_in_tf32(self.operators, self.device, self.dtype)
-
-    def _check_room(self) -> None:
-        """Raise BadReferenceError if the grading does not fit into the device's memory."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        needed = NEEDED_MEMORY * self.all_bytes
-        usable = MAX_SHARE_OF_FREE * free_bytes(self.device)
-        if needed > usable:
-            raise self.file.bad(
-                f"grading needs about {needed / 2**30:,.1f} GiB of memory on {self.device}, and "
-                f"{usable / 2**30:,.1f} GiB can be used"
-            )
 
 
 def _with_index(device: torch.device) -> torch.device:

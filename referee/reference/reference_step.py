@@ -14,6 +14,7 @@ from referee.reference.float64 import (
     inputs_in_float64,
     module_in_float64,
 )
+from referee.reference.operators import Operators
 from referee.reference.problem import Problem
 from referee.reference.random_values import draw_into
 from referee.reference.tf32 import RoundedOperands
@@ -77,7 +78,8 @@ def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def step_with_budgets(problem: Problem, step: StepArguments) -> ReferenceStep | None:
     """Return the reference's results of a training step; None if it has no gradients to compare."""
-    eager = step_or_none(lambda: problem.run_step(*step))
+    with Operators() as observed:
+        eager = step_or_none(lambda: problem.run_step(*step))
     if eager is None:
         return None
     output_count = len(eager) - step.gradient_count
@@ -89,10 +91,10 @@ def step_with_budgets(problem: Problem, step: StepArguments) -> ReferenceStep | 
     in_float64 = _step_in_float64(problem, step)
     exact = in_float64.exact or [None] * len(eager)
     in_tf32 = in_float64.in_tf32 or [None] * len(eager)
-    # A gradient of a parameter sums over as many terms as an output has elements, at most.
-    terms = max(output.numel() for output in outputs)
+    # An output has the budget of a forward. That of a gradient follows from the whole step.
+    all_terms = [problem.terms] * len(outputs) + [observed.most_terms] * len(gradients)
     tensors: list[ReferenceTensor | None] = []
-    for x, exact_x, tf32_x in zip(eager, exact, in_tf32, strict=True):
+    for x, exact_x, terms, tf32_x in zip(eager, exact, all_terms, in_tf32, strict=True):
         if x is None:
             tensors.append(None)
             continue

@@ -103,7 +103,7 @@ AT_RELU = {
     "pages": wrong(PAGES, "cannot be read when the call has returned"),
     "orphan": wrong(ORPHAN, SEVENS),
     # On a CPU its memory is read, which holds x - 0.5 and no ReLU of it.
-    "subclass": wrong(SUBCLASS, "524,288 of 524,288 elements|not a plain tensor"),
+    "subclass": wrong(SUBCLASS, "524,288 of 524,288 elements|not a dense tensor"),
     "signal": wrong(SIGNAL, SEVENS),
     "unwritten": wrong(module("return torch.empty_like(x)"), "has not written|returns zeros"),
 }

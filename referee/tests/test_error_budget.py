@@ -9,7 +9,11 @@ import torch
 from referee.comparison import accuracy
 from referee.comparison.budget import budget_from_errors
 from referee.comparison.reference_tensor import ReferenceTensor
+from referee.reference.file import load
 from referee.reference.operators import Operators
+from referee.reference.problem import Problem
+from referee.reference.reference_step import StepArguments, draw_gradients, step_with_budgets
+from referee.tests.texts import IMPORTS, reference
 
 INF = math.inf
 NAN = math.nan
@@ -188,3 +192,49 @@ def test_the_terms_of_the_longest_sum_are_counted(call, terms):
     with Operators() as observed:
         call()
     assert observed.most_terms == terms
+
+
+# x is [32, 6, 4, 5]: a channel has 640 elements.
+BATCH = torch.randn(32, 6, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("forward", "terms"),
+    [
+        (torch.relu, 1),
+        (torch.nn.functional.gelu, 1),
+        (lambda x: x[:, 1:], 1),
+        (lambda x: torch.softmax(x, 1), 6),
+        (lambda x: torch.log_softmax(x, 0), 32),
+        (torch.nn.Linear(5, 3), 32 * 6 * 4),  # the gradients of weight and bias
+        (torch.nn.LayerNorm([4, 5]), 32 * 6),
+        (torch.nn.BatchNorm2d(6), 640),
+        (torch.nn.GroupNorm(2, 6), 640),
+        (torch.nn.Conv2d(6, 8, 3, padding=1), 640),
+        (torch.nn.ConvTranspose2d(6, 8, 3, padding=1), 640),
+        (lambda x: torch.nn.functional.embedding(torch.zeros(9, dtype=torch.int), x[0, 0]), 9),
+        (lambda x: x[:, torch.zeros(9, dtype=torch.long)], 9),
+        (lambda x: x.gather(0, torch.zeros(9, 6, 4, 5, dtype=torch.long)), 9),
+        (lambda x: torch.zeros_like(x).index_put((torch.arange(3),), x[:3]), 1),
+    ],
+)
+def test_the_terms_of_a_backward_are_counted(forward, terms):
+    x = BATCH.clone().requires_grad_()
+    with Operators() as observed:
+        y = forward(x)
+        y.backward(torch.ones_like(y))
+    assert observed.most_terms == terms
+
+
+def test_an_output_of_a_step_has_the_budget_of_a_forward(tmp_path):
+    """ReLU sums nothing: a million elements are no reason for KernelBench's tolerance."""
+    path = tmp_path / "relu.py"
+    path.write_text(IMPORTS + reference("return torch.relu(x)", "[torch.rand(1024, 1024)]"))
+    problem = Problem("relu", load(path), torch.device("cpu"))
+    module, inputs = problem.construct(0), problem.draw()
+    step = StepArguments(module, inputs, draw_gradients(problem.run(module, inputs)), [])
+    in_forward = problem.reference_tensors(module, inputs)[0].requirements.limits.budget
+    for tensor in step_with_budgets(problem, step).tensors:
+        budget = tensor.requirements.limits.budget
+        assert budget.rtol == in_forward.rtol
+        assert budget.atol < 1e-6

@@ -319,7 +319,7 @@ CHANGED = {
     "another dtype": ("y.half()", "y.bfloat16()", "wrong", "dtype is bfloat16, expected float16"),
     "another shape": ("matrix @ matrix.T", "(matrix @ matrix.T)[:9]", "wrong", r"shape is \[9, "),
     "symmetric": ("matrix @ matrix.T", "matrix.T @ matrix", "correct", ""),
-    "none": ("y.sum()", "None", "wrong", "returns a NoneType, not a plain tensor"),
+    "none": ("y.sum()", "None", "wrong", "returns a NoneType, not a dense tensor"),
     "its input": ("labels + 1", "labels.add_(1)", "wrong", "changes its input|returns its input"),
     "raises": ("y.sum()", "y.no_such_thing()", "error", "AttributeError: "),
     "more state": ("self.norm =", "self.extra = nn.Linear(3, 3)\n        self.norm =", "correct",

@@ -137,7 +137,7 @@ def test_parameters_that_a_constructor_hides_are_compared(tmp_path):
 
 def test_a_type_whose_name_has_several_lines_is_named_in_one(tmp_path):
     cheat = "return type('int\\nb.py: correct', (), {})()"
-    table = {"cheat": wrong(module(cheat), r"returns a int\\nb\.py: correct, not a plain tensor$")}
+    table = {"cheat": wrong(module(cheat), r"returns a int\\nb\.py: correct, not a dense tensor$")}
     grade(RELU, table, tmp_path, trials=1)
 
 

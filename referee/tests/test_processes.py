@@ -16,6 +16,8 @@ import pytest
 from referee.contestants import processes
 from referee.contestants.errors import UnstoppableError, WokenError
 from referee.tests.counters import Counter, until
+from referee.tests.graded import grade
+from referee.tests.texts import error, module, reference
 from referee.verdict import outcome
 from referee.verdict_words import ERROR
 
@@ -326,3 +328,16 @@ def test_orphans_are_found_and_ended():
         assert until(lambda: orphan in processes.children_of(os.getpid()))
     assert processes.scheduler_state(parent) == processes.GONE
     assert processes.scheduler_state(orphan) == processes.GONE
+
+
+def test_nothing_is_graded_where_the_kernel_does_not_list_children(tmp_path, monkeypatch):
+    """As a kernel without CONFIG_PROC_CHILDREN, which has no such file in /proc."""
+
+    def hide_children(path, *arguments, **options):
+        if str(path).endswith("/children"):
+            raise FileNotFoundError
+        return open(path, *arguments, **options)  # noqa: PTH123 - as the module does
+
+    monkeypatch.setattr(processes, "open", hide_children, raising=False)
+    table = {"plain": error(module("return torch.relu(x)"), "CONFIG_PROC_CHILDREN")}
+    grade(reference("return torch.relu(x)", "[torch.rand(8, 64)]"), table, tmp_path)

@@ -6,6 +6,7 @@ import torch
 from referee.checks import timed_training_steps
 from referee.contestants.descriptions import elements_share_memory
 from referee.program import command
+from referee.reference import facts
 from referee.reference import problem as reference_problem
 from referee.reference.file import BadReferenceError, NoRoomError, load
 from referee.reference.problem import Problem
@@ -65,7 +66,7 @@ def test_bad_references_end_the_program_with_a_reason(name, tmp_path, capsys):
 def test_a_reference_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "wide.py"
     file.write_text(IMPORTS + WIDE)
-    monkeypatch.setattr(reference_problem, "MAX_SHARE_OF_FREE", 0)
+    monkeypatch.setattr(facts, "MAX_SHARE_OF_FREE", 0)
     with pytest.raises(BadReferenceError, match=r"needs about .* of memory on cpu"):
         Problem("wide", load(file), torch.device("cpu"))
 

@@ -113,7 +113,16 @@ class Overhead:
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
 
-        The three cases of INTERNALS.md, "Two clocks", are tried in their order there.
+        The first row that applies decides. INTERNALS.md, "Two clocks", has an example of each.
+
+            lower median of the       returned for each request
+            process's times
+            ----------------------    --------------------------------------------------------------
+            < fastest empty call      the referee's time, less only the fastest empty request; but
+                                      at least the fastest empty call
+            >= the lower median of    the process's time; but at least the referee's time, less the
+               the referee's times    spread of overheads, too
+            otherwise                 the process's time or the referee's, whichever is larger
 
         Args:
             samples: the timed call's samples, one for each request.
