@@ -60,7 +60,7 @@ check_cuda() {
 compile_kernels() {  # architecture, source, options of nvcc
   local architecture=$1 source=$2 log
   shift 2
-  log=$(nvcc -std=c++17 "${include_flags[@]}" -Werror all-warnings -Xptxas -v \
+  log=$(nice -n 5 nvcc -std=c++17 "${include_flags[@]}" -Werror all-warnings -Xptxas -v \
     "-gencode=arch=compute_$architecture,code=sm_$architecture" "$@" "$source" \
     -o "$work/kernel.o" 2>&1) || { echo "$log"; exit 1; }
   if grep 'spill' <<<"$log" | grep -v ' 0 bytes spill stores, 0 bytes spill loads'; then

@@ -26,7 +26,7 @@ from referee.report.graded_files import counted_ratio
 from referee.times import timing
 from referee.times.timing import Rounds
 from referee.verdict import Verdict
-from referee.words import CORRECT
+from referee.verdict_words import CORRECT
 
 __all__ = ["BadReferenceError", "Reference", "Result", "grade", "grade_all"]
 

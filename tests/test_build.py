@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 import kernels
-from tests.support.processes import ROOT, printed, python
+from tests.support.processes import ROOT, forked, printed, python
 
 
 def test_import_is_silent_and_loads_no_compiler_and_no_dtensor(tmp_path):
@@ -43,7 +43,7 @@ def test_importing_loads_both_problems(tmp_path):
                 "relu": scope["ModelNew"], "linear_relu_divide": scope["LinearReluDivideNew"]
             }}
     """
-    printed(code, tmp_path)
+    printed(code, tmp_path, forked)
 
 
 def test_a_first_import_says_that_it_compiles(tmp_path):
@@ -56,7 +56,7 @@ def test_a_first_import_says_that_it_compiles(tmp_path):
             open(f"{build_directory}/{name}.so", "w").close()
         load_extensions({"relu": {"a.cpp": ""}, "other": {"a.cpp": ""}}, load_inline)
     """
-    done = python(code, tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path))
+    done = forked(code, tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     first, second = done.stderr.splitlines()
     assert first.startswith("kernels: compiling relu and other. This happens once, and usually")
@@ -83,7 +83,7 @@ def test_a_build_leaves_the_process_unchanged(tmp_path):
                 assert fails and str(error).startswith("a.cpp:1:1: error: no")
             assert before == (dict(os.environ), cpp_extension.CUDA_HOME, sys.getdlopenflags())
     """
-    printed(code, tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path))
+    printed(code, tmp_path, forked, TORCH_EXTENSIONS_DIR=str(tmp_path))
 
 
 def test_old_versions_of_torch_and_python_give_a_clear_error(tmp_path):
@@ -97,7 +97,7 @@ def test_old_versions_of_torch_and_python_give_a_clear_error(tmp_path):
         "sys.version_info, sys.version = (3, 9, 1), '3.9.1 (main)'": "Python 3.9.1 is too old",
     }
     for change, message in changes.items():
-        done = python(textwrap.dedent(code).format(change=change), tmp_path)
+        done = forked(textwrap.dedent(code).format(change=change), tmp_path)
         assert message in done.stderr.splitlines()[-1]
 
 
@@ -113,7 +113,7 @@ def test_the_project_can_be_imported_from_a_zip_file(tmp_path):
         assert model_new.ModelNew()(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
         assert model_new.LinearReluDivideNew(3, 2, 2.0)(torch.ones(1, 3)).shape == (1, 2)
     """
-    printed(code, tmp_path, path=(tmp_path / "app.zip",))
+    printed(code, tmp_path, forked, path=(tmp_path / "app.zip",))
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_spawned_and_forked_workers_can_import(tmp_path):
 def test_another_package_called_kernels_gives_an_error(tmp_path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").touch()
-    done = python("import model_new", tmp_path, path=(tmp_path, ROOT))
+    done = forked("import model_new", tmp_path, path=(tmp_path, ROOT))
     assert "expected the package 'kernels' that is beside model_new.py" in done.stderr
     assert str(tmp_path / "kernels") in done.stderr
 
@@ -183,7 +183,7 @@ def test_another_module_called_model_is_left_alone(tmp_path):
         assert model.Model.unrelated
         assert not hasattr(model_new.ModelNew, "unrelated")
     """
-    printed(code, tmp_path, path=(tmp_path, ROOT))
+    printed(code, tmp_path, forked, path=(tmp_path, ROOT))
 
 
 def test_the_replacements_are_subclasses_of_the_references():

@@ -14,17 +14,17 @@ import torch
 
 from model_new import linear_ops
 from tests.support.compare import assert_same_bits, outcome
-from tests.support.processes import printed
+from tests.support.processes import forked, printed, python
 from tests.support.tensors import linear_modules, step
 
 # Values of the environment variable NVIDIA_TF32_OVERRIDE. cuBLAS knows 0 and 1.
 OVERRIDES = [None, "0", "1", "2", "01", ""]
 
 
-def run_in_child(function, tmp_path, **environment):
-    """Call a function of this file in a new process."""
+def run_in_child(function, tmp_path, run=python, **environment):
+    """Call a function of this file in a new process, or in a fork."""
     code = f"from tests.test_float32_settings import {function.__name__} as f; f()"
-    printed(code, tmp_path, **environment)
+    printed(code, tmp_path, run, **environment)
 
 
 def settings(on_cpu=False):
@@ -97,7 +97,7 @@ def check_products():
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_the_precision_is_the_one_that_torch_derives_from_its_settings(override, tmp_path):
     """Old and new settings may be mixed without an error."""
-    run_in_child(check_products, tmp_path, NVIDIA_TF32_OVERRIDE=override)
+    run_in_child(check_products, tmp_path, forked, NVIDIA_TF32_OVERRIDE=override)
 
 
 def check_cpu():
@@ -116,7 +116,7 @@ def check_cpu():
 @pytest.mark.slow
 def test_results_on_a_cpu_are_torchs_for_every_setting(tmp_path):
     """The bits are the same, also on CPUs with TF32 or bfloat16 products."""
-    run_in_child(check_cpu, tmp_path)
+    run_in_child(check_cpu, tmp_path, forked)
 
 
 # A size for which the sm90 kernels compute the products at `high` and at `highest`.

@@ -8,7 +8,7 @@ from torch.nn import functional
 from kernels import interception
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew, ModelNew, namespaces
-from tests.support.processes import printed
+from tests.support.processes import forked, printed
 from tests.support.tensors import OPERATORS
 
 # Functions that other code replaces: by name, the object and the attribute.
@@ -95,7 +95,7 @@ def test_a_replacement_from_before_the_import_is_called_until_it_is_gone(place, 
             assert f"{{namespaces[problem]}}::{{problem}}" in names, names
         assert len(calls) == {count}, calls
     """
-    printed(code, tmp_path)
+    printed(code, tmp_path, forked)
 
 
 def test_a_wrapper_that_looks_like_torchs_function_is_found(monkeypatch):

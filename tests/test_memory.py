@@ -12,7 +12,7 @@ import torch
 
 from model_new import ModelNew
 from tests.support.compare import assert_same_bits, relu_by_definition
-from tests.support.processes import printed
+from tests.support.processes import forked, printed
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,13 @@ torch.relu(x)  # starts the threads
 
 
 def run(code, tmp_path, **environment):
-    """Run START and the code in a new process; return the words that it prints."""
-    return printed(START + code, tmp_path, **environment).split()
+    """Run START and the code in a process of its own; return the words that it prints."""
+    return printed(START + code, tmp_path, forked, **environment).split()
+
+
+def run_with(library, code, tmp_path):
+    """Run START and the code in a new process, in which a library replaces functions of glibc."""
+    printed(START + code, tmp_path, LD_PRELOAD=str(library))
 
 
 def test_an_environment_variable_switches_the_pool_off(tmp_path):
@@ -230,8 +235,7 @@ int posix_memalign(void** memory, size_t alignment, size_t bytes) {
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_results_are_right_in_memory_that_is_aligned_to_16_bytes_only(dtype, tmp_path):
+def test_results_are_right_in_memory_that_is_aligned_to_16_bytes_only(tmp_path):
     """Such memory may come from another allocator, where the pool has none.
 
     Here the address space is limited: it has room for an output and its mask, but not for the
@@ -242,33 +246,38 @@ def test_results_are_right_in_memory_that_is_aligned_to_16_bytes_only(dtype, tmp
     library = tmp_path / "aligned_to_16.so"
     compile_it = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
     subprocess.run(compile_it, input=ALIGNED_TO_16, text=True, check=True)
-    code = f"""
-x = torch.randn((64 << 20) // torch.{dtype}.itemsize + 77).to(torch.{dtype})
-want = torch.relu(x)
-ones = torch.ones_like(x)
-memory = x.clone().data_ptr()
-assert memory % 64 == 16, memory
-leaf = x.detach().requires_grad_()
-mask_bytes = x.numel() // 8
-limit_address_space(x.nbytes + mask_bytes + (1 << 20))
-out = relu(leaf)
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-assert out.data_ptr() % 64 == 16, out.data_ptr()
-assert torch.equal(out, want)
-[grad] = torch.autograd.grad(out, leaf, ones)
-assert torch.equal(grad, (x > 0).to(x.dtype))
+    code = """
+held = []  # keeps the gradients, whose blocks are from the pool
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    x = torch.randn((64 << 20) // dtype.itemsize + 77).to(dtype)
+    want = torch.relu(x)
+    ones = torch.ones_like(x)
+    memory = x.clone().data_ptr()
+    assert memory % 64 == 16, memory
+    leaf = x.detach().requires_grad_()
+    mask_bytes = x.numel() // 8
+    limit_address_space(x.nbytes + mask_bytes + (1 << 20))
+    out = relu(leaf)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    assert out.data_ptr() % 64 == 16, (dtype, out.data_ptr())
+    assert torch.equal(out, want), dtype
+    [grad] = torch.autograd.grad(out, leaf, ones)
+    assert torch.equal(grad, (x > 0).to(dtype)), dtype
+    held.append(grad)
 """
-    run(code, tmp_path, LD_PRELOAD=str(library))
+    run_with(library, code, tmp_path)
 
 
-# This replaces mmap. Large maps of anonymous memory then begin BELOW bytes below a huge page, among
-# memory that must not be touched. Not every Linux aligns such maps to huge pages, as 6.18 does.
+# This replaces mmap. Large maps of anonymous memory then begin `below` bytes below a huge page,
+# among memory that must not be touched. Not every Linux aligns such maps to huge pages, as 6.18
+# does.
 BELOW_A_HUGE_PAGE = """
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+intptr_t below = 0;
 static void* map(void* address, size_t bytes, int access, int flags, int file, off_t offset) {
   return (void*)syscall(SYS_mmap, address, bytes, access, flags, file, offset);
 }
@@ -279,24 +288,29 @@ void* mmap(void* address, size_t bytes, int access, int flags, int file, off_t o
   char* room = map(NULL, bytes + 4 * page, PROT_NONE, flags, -1, 0);
   if (room == MAP_FAILED) return room;
   const uintptr_t huge_page = ((uintptr_t)room / page + 2) * page;
-  return map((char*)huge_page - BELOW, bytes, access, flags | MAP_FIXED, file, offset);
+  return map((char*)huge_page - below, bytes, access, flags | MAP_FIXED, file, offset);
 }
 """
 
 
-@pytest.mark.parametrize("below", [0, 4 << 10, 60 << 10, 64 << 10, 1 << 20])
-def test_a_block_is_mapped_as_a_whole_wherever_the_system_maps_it(below, tmp_path):
+def test_a_block_is_mapped_as_a_whole_wherever_the_system_maps_it(tmp_path):
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     library = tmp_path / "below_a_huge_page.so"
-    compile_it = ["cc", "-shared", "-fPIC", f"-DBELOW={below}", "-x", "c", "-", "-o", library]
+    compile_it = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
     subprocess.run(compile_it, input=BELOW_A_HUGE_PAGE, text=True, check=True)
-    code = """
-out = relu(x)
-assert out.data_ptr() % (2 << 20) == 0, out.data_ptr()
-assert torch.equal(out, torch.relu(x))
+    code = f"""
+import ctypes
+below = ctypes.c_ssize_t.in_dll(ctypes.CDLL({str(library)!r}), "below")
+want = torch.relu(x)
+held = []  # keeps the blocks, so that each output gets a new one
+for below.value in (0, 4 << 10, 60 << 10, 64 << 10, 1 << 20):
+    out = relu(x)
+    assert out.data_ptr() % (2 << 20) == 0, (below, out.data_ptr())
+    assert torch.equal(out, want), below
+    held.append(out)
 """
-    run(code, tmp_path, LD_PRELOAD=str(library))
+    run_with(library, code, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

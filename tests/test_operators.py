@@ -10,7 +10,7 @@ import torch
 
 from model_new import ModelNew
 from tests.support.beside_torch import samples
-from tests.support.processes import ROOT, printed
+from tests.support.processes import ROOT, forked, printed
 from tests.support.tensors import DTYPES, OPERATORS, linear_modules
 
 SCHEMAS = [
@@ -207,7 +207,7 @@ def test_programs_saved_with_one_build_run_with_another(tmp_path):
         assert torch.equal(model_new.ModelNew()(x), torch.relu(x))
         assert len(builds()) == 4
     """
-    printed(ANOTHER_BUILD + textwrap.dedent(code), tmp_path)
+    printed(ANOTHER_BUILD + textwrap.dedent(code), tmp_path, forked)
 
 
 @pytest.mark.slow
@@ -224,4 +224,4 @@ def test_programs_of_relu_run_without_these_kernels(tmp_path):
         torch.testing.assert_close(torch.jit.load("linear-scripted.pt")(x).detach(), results[1])
         assert not hasattr(torch.ops.relu_divide_kernels, "relu")
     """
-    printed(code, tmp_path)
+    printed(code, tmp_path, forked)

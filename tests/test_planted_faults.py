@@ -12,7 +12,7 @@ import pytest
 
 from kernels import SOURCES
 from tests.support.command_line import run_to_end
-from tests.support.processes import copy_finished_builds, copy_project, printed
+from tests.support.processes import copy_finished_builds, copy_project, forked, printed
 
 pytestmark = pytest.mark.slow  # each fault needs a build
 
@@ -165,7 +165,7 @@ def build(name, folder):
 
         Path({BUNDLE!r}).write_text(bundle({fault.problem!r}))
     """
-    printed(code, folder, path=(), **environment(folder))
+    printed(code, folder, forked, path=(), **environment(folder))
     return folder
 
 

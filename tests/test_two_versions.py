@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model_new import LinearReluDivideNew
-from tests.support.processes import copy_project, printed
+from tests.support.processes import copy_project, forked, printed
 
 STABLE = "relu_divide_kernels"
 OPERATORS = [
@@ -117,7 +117,7 @@ def test_each_version_runs_its_own_kernels(tmp_path):
         copy(tmp_path / name)
     for order in (["right", "faulty"], ["faulty", "right"], ["faulty"]):
         code = f"import sys\nsys.argv[1:] = {order!r}\n" + textwrap.dedent(PROGRAM)
-        assert printed(code, tmp_path, path=()) == "right\n"
+        assert printed(code, tmp_path, forked, path=()) == "right\n"
 
 
 def registered_keys(operator):

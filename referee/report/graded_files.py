@@ -2,7 +2,7 @@
 
 from statistics import geometric_mean
 
-from referee.messages import printable
+from referee.message_lines import printable
 from referee.report.tables import (
     forward_rounds,
     forward_row,
@@ -12,7 +12,7 @@ from referee.report.tables import (
     step_row,
     table,
 )
-from referee.words import CORRECT, TIE, TOO_NOISY
+from referee.verdict_words import CORRECT, TIE, TOO_NOISY
 
 
 def describe(record: dict) -> str:
@@ -20,7 +20,7 @@ def describe(record: dict) -> str:
 
     For example:
 
-        mine.py: correct (exact; 7 cases), 1.5 ms, eager / this 2.0 [1.9, 2.1]: faster; 90% of ...
+        mine.py: correct (exact; 7 cases), 1.5 ms, 2.0 [1.9, 2.1] times eager's speed: faster; ...
             training step 1.8 [1.7, 1.9]: faster; keeps 32 bytes, eager 1,024
             get_inputs draws the same inputs every time
     """
@@ -31,8 +31,9 @@ def describe(record: dict) -> str:
     run = record["runs"][0]
     time, ratio, word, share = _time_cells(run)
     judged = f"{CORRECT} ({record['accuracy']}; {record['cases']} cases)"
-    speed = f"{share} of {_yardstick(run)}'s speed"
-    first_line = f"{file}: {judged}, {time} ms, eager / this {ratio}: {word}; {speed}"
+    beside_eager = f"{ratio} times eager's speed: {word}"
+    beside_yardstick = f"{share} of {_yardstick(run)}'s speed"
+    first_line = f"{file}: {judged}, {time} ms, {beside_eager}; {beside_yardstick}"
     more = [_describe_step(run)] if run["step"] else []
     more += record["notes"]
     if record["refused"]:
@@ -54,7 +55,7 @@ def ranking(records: list[dict]) -> str:
     """Return a table of all graded files, the fastest first, and KernelBench's scores."""
     runs = [record["runs"][0] for record in records if record["runs"]]
     yardstick = _yardstick(runs[0]) if runs else "a copy"
-    titles = ["file", "verdict", "accuracy", "median ms", "eager / this", "", f"of {yardstick}"]
+    titles = ["file", "verdict", "accuracy", "median ms", "speedup", "", f"of {yardstick}"]
     rows = [titles]
     for record in sorted(records, key=counted_ratio, reverse=True):
         cells = _time_cells(record["runs"][0]) if record["runs"] else [""] * 4

@@ -28,7 +28,7 @@ class StepSamples:
     """The samples that all timed calls have in the rounds of training steps so far.
 
     Args:
-        names: the names of the solution, of eager and of eager again.
+        names: the names of the solution, of eager and of the control.
         timed_calls: all but the empty call.
 
     Attributes:

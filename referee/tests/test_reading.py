@@ -43,7 +43,7 @@ def stopped():
         pid = os.fork()
         if pid == 0:
             time.sleep(600)
-        tree = processes.Tree(pid, is_solution=False)
+        tree = processes.ProcessTree(pid, is_solution=False)
         tree.stop()
         trees.append(tree)
         return pid

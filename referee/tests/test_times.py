@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from referee import engine
-from referee.names import COPY
+from referee.call_names import COPY
 from referee.resources import Plan
 from referee.rounds import slow_eager
 from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
@@ -76,7 +76,7 @@ def test_a_device_that_waits_for_launches_is_late(own, backlog, lateness):
 
 
 def test_a_copy_gains_nothing_if_all_of_eagers_calls_are_late():
-    """These times were measured: those of eager, of eager again, and of a copy of it."""
+    """These times were measured: those of eager, of the control, and of a copy of eager."""
     eager, control = [30.59e-6, 27.54e-6, 30.84e-6], [27.70e-6, 31.23e-6, 29.37e-6]
     copy = [16.65e-6, 17.14e-6, 17.05e-6]
     samples = RoundSamples(NAMES, TIMED_CALLS)
@@ -266,7 +266,7 @@ ONES = [1.0] * 5
 JITTER = [1.0, 1.02, 0.98, 1.01, 0.99]
 # The control's ratios, and its interval, go from 1 / 2 to 2.
 NOISY = [0.5, 1.0, 2.0, 0.6, 1.6]
-# Eager, eager again and the solution; the device; the word.
+# Eager, the control and the solution; the device; the word.
 WORDS = {
     "the same": (ONES, ONES, ONES, "cpu", "a tie"),
     "the same with jitter": (ONES, JITTER, JITTER[::-1], "cpu", "a tie"),
@@ -337,10 +337,10 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
 
 
 class EagersProcesses:
-    """Takes the place of `EagerProcesses`: its contestants have the seconds of a call in each turn."""
+    """Takes the place of `EagerProcesses`; its contestants know the seconds of each turn."""
 
     def __init__(self, seconds_of_old: list[float], seconds_of_new: list[float]) -> None:
-        self.processes = self._one(seconds_of_old)
+        self.members = self._one(seconds_of_old)
         self._new = self._one(seconds_of_new)
 
     def _one(self, seconds_of_turns: list[float]) -> list[SimpleNamespace]:
@@ -348,10 +348,10 @@ class EagersProcesses:
         return [SimpleNamespace(contestant=contestant, close=lambda: None)]
 
     def take(self) -> list[SimpleNamespace]:
-        return self.processes
+        return self.members
 
     def start(self) -> None:
-        self.processes = self._new
+        self.members = self._new
 
 
 def grading_with_slow_eager(device: str, seconds_of_new: Sequence[float] = ()) -> SimpleNamespace:
