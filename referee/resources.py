@@ -9,7 +9,7 @@ from referee.eager_processes import EagerProcesses, KeptEagerProcess
 from referee.reference.problem import Problem
 from referee.request_memory import RequestMemory
 from referee.verdict import NotCorrectError
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 # After a request with at most this many bytes of inputs, a process keeps its unused memory even if
 # the problem is large: the other processes have enough without it.
