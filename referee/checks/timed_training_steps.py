@@ -148,6 +148,7 @@ class _StepRounds:
         """Count the bytes that autograd keeps and time some empty requests."""
         _draw_round(self._grading, self._step_count)
         self._grading.findings.times.training_step.kept = count_kept_bytes(self._grading)
+        check_intact(self._grading, "a forward whose kept bytes are counted")
         for _ in range(EMPTY_REQUESTS):
             timed = time_steps(self._grading, self._nothing, self._step_count)
             self.samples.whole_steps.empty_samples.append(timed.step_sample.sample)

@@ -65,13 +65,14 @@ def time_steps(
 def count_kept_bytes(grading: Grading) -> dict[str, int]:
     """Return the bytes that autograd keeps from a forward to its backward, by timed call.
 
-    Hooks count the bytes. A program that raises because of the hooks is left out.
+    Hooks count the bytes. A program that raises because of the hooks is left out. Eager comes
+    first, because the solution may change the inputs: the caller checks that afterwards.
     """
     names, resources = grading.problem.names, grading.resources
     kept_bytes = {}
     for name, process in (
-        (names.solution, grading.solution),
         (names.eager, resources.eager.members[0].contestant),
+        (names.solution, grading.solution),
     ):
         with suppress(RaisedError):
             reply = process.ask("count_saved_bytes", inputs=resources.memory.input_locations(1))

@@ -288,3 +288,18 @@ def test_buffers_that_a_forward_changes_are_written_again_before_each_turn(tmp_p
     grade(problem, {"plain": correct(module(NORM_FORWARD, NORM))}, tmp_path)
     assert any(changed_before_rewrite)
     assert not any(changed_before_turn), changed_before_turn
+
+
+# Changes its input only while hooks count what its forward keeps for the backward.
+WHILE_COUNTED = module("""
+counts = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+if counts:
+    x.data.zero_()
+return torch.relu(x)
+""")
+
+
+@pytest.mark.slow
+def test_inputs_stay_intact_while_kept_bytes_are_counted(tmp_path):
+    table = {"while_counted": wrong(WHILE_COUNTED, "changes its input, .* kept bytes are counted")}
+    grade(RELU, table, tmp_path)
