@@ -78,9 +78,9 @@ struct ReluBackwardArguments {
 // The accuracy of a product. In quotes: the value of torch.set_float32_matmul_precision that asks
 // for it.
 enum class Precision {
-  kOfDtype,          // all dtypes but float32: each has one accuracy
-  kTf32Accuracy,     // float32 at "high"
-  kFloat32Accuracy,  // float32 at "highest"
+  kOfDtype,  // all dtypes but float32: each has one accuracy
+  kHigh,     // float32 at "high"
+  kHighest,  // float32 at "highest"
 };
 
 // One call of a GEMM kernel:
@@ -110,7 +110,7 @@ struct LinearArguments {
   // of a row of the transpose are adjacent, and the stride leads from one such row to the next.
   //
   // Only linear_sm90 reads transposes: x and weight in half types, weight alone in float32 with
-  // kTf32Accuracy, neither with kFloat32Accuracy.
+  // kHigh, neither with kHighest.
   bool x_is_transposed, weight_is_transposed;
 
   const void* bias;  // [n], contiguous; null for none
@@ -185,7 +185,7 @@ size_t linear_sm90_workspace_bytes(const LinearArguments& call);
 int linear_sm90(const LinearArguments& call, CUstream_st* stream);
 
 // linear/sm80: tensor cores of compute capability 8.0 and newer (mma.sync), if a block can have 128
-// KiB of shared memory. Only float32 with kFloat32Accuracy.
+// KiB of shared memory. Only float32 with kHighest.
 bool linear_sm80_supports(const LinearArguments& call);
 size_t linear_sm80_workspace_bytes(const LinearArguments& call);
 int linear_sm80(const LinearArguments& call, CUstream_st* stream);

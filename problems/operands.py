@@ -63,9 +63,13 @@ class Draw:
         """Return the indices 0, 1, ..., count - 1."""
         return torch.arange(count, device=self.device)
 
-    def grades(self, span: int, k: int, *, shuffled: bool) -> Tensor:
-        """Return powers of two from 2^-span to 2^span for k columns, rising or in random order."""
-        exponents = torch.linspace(-span, span, k, device=self.device).round()
+    def grades(self, largest_exponent: int, k: int, *, shuffled: bool) -> Tensor:
+        """Return rising powers of two for k columns, in random order if they are shuffled.
+
+        The smallest is 2^-largest_exponent, and the largest 2^largest_exponent.
+        """
+        exponents = torch.linspace(-largest_exponent, largest_exponent, k, device=self.device)
+        exponents = exponents.round()
         if shuffled:
             exponents = exponents[self.random_columns(k, k)]
         return exponents.exp2()

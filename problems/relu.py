@@ -9,10 +9,10 @@ from torch import Tensor
 from problems import elementwise
 from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
+from referee.call_names import COPY
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.forms import dtype_name
-from referee.names import COPY
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
 from referee.times.timing import Names, Timings

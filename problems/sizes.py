@@ -55,7 +55,7 @@ def make_problem(
         text=MODEL_FILE.read_bytes(),
         solutions=(f"{model_problem.reference.__name__}New", "ModelNew"),
         dtype=dtype,
-        covers_all_values=True,
+        has_own_cases=True,
     )
     problem_class = PROBLEM_CLASSES.get(name, Problem)
     return problem_class(name, reference_file, device)

@@ -121,11 +121,11 @@ console: prints lines and progress; what Ctrl-C does
 
 devices: the device that the user names, or the best one
 
-messages: lines of messages
+message_lines: lines of messages
 
-names: the names of calls
+call_names: the names of calls
 
-words: the words of verdicts and times
+verdict_words: the words of verdicts and times
 """
 
 import os

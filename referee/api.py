@@ -22,10 +22,11 @@ from referee.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report import by_role
+from referee.report.graded_files import counted_ratio
 from referee.times import timing
 from referee.times.timing import Rounds
 from referee.verdict import Verdict
-from referee.words import CORRECT
+from referee.verdict_words import CORRECT
 
 __all__ = ["BadReferenceError", "Reference", "Result", "grade", "grade_all"]
 
@@ -71,6 +72,8 @@ class Result:
         time: "faster", "slower", "a tie" or "too noisy": the solution's time compared with eager's.
             "" if nothing was timed.
         step_speedup: like `speedup`, of a training step; None if no step was timed.
+        score: `speedup` as the command's ranking counts it: 1 in a tie, because that ratio is
+            noise; 0 if the solution is not correct or not timed, or its time too noisy.
     """
 
     file: Path
@@ -84,6 +87,7 @@ class Result:
     milliseconds: float | None = None
     time: str = ""
     step_speedup: float | None = None
+    score: float = 0.0
 
     @property
     def is_correct(self) -> bool:
@@ -160,6 +164,7 @@ def _result(problem: Problem, verdict: Verdict) -> Result:
         accuracy=verdict.accuracy,
         notes=tuple(verdict.notes),
         record=record,
+        score=counted_ratio(record),
         **_times(record["runs"]),
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NoReturn, TextIO
 
-from referee.messages import printable
+from referee.message_lines import printable
 
 INTERRUPTED_STATUS = 128 + signal.SIGINT  # the exit status that shells give
 TERMINAL_INTERVAL = 0.1  # s between two updates of the progress line on a terminal

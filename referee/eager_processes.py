@@ -22,14 +22,14 @@ from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed
 from referee.request_memory import RequestMemory
 from referee.verdict import NotCorrectError, outcome
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 
 class EagerOutOfMemoryError(NotCorrectError):
     """Eager has no memory on a GPU."""
 
 
-class Reserve:
+class KeptEagerProcess:
     """Keeps eager's process on a GPU between two problems.
 
     The first program of torch.compile takes seconds in a process, for it imports the compiler;
@@ -155,24 +155,28 @@ class EagerProcesses:
         problem: the problem.
         server: forks the processes.
         memory: the shared memory.
-        reserve: gives a process from one problem to the next; None if none is kept.
+        kept_process: the process of an earlier problem, if any; None if none is ever kept.
 
     Attributes:
-        processes: the processes; empty before `start`.
+        members: the processes; empty before `start`.
         yardsticks: the names of the calls that the first process has set up.
         notes: which yardsticks could not be set up, and why.
     """
 
     def __init__(
-        self, problem: Problem, server: Server, memory: RequestMemory, reserve: Reserve | None
+        self,
+        problem: Problem,
+        server: Server,
+        memory: RequestMemory,
+        kept_process: KeptEagerProcess | None,
     ) -> None:
-        self.processes: list[EagerProcess] = []
+        self.members: list[EagerProcess] = []
         self.yardsticks: list[str] = []
         self.notes: list[str] = []
         self._problem = problem
         self._server = server
         self._memory = memory
-        self._reserve = reserve
+        self._kept_process = kept_process
         self._prepared: tuple | None = None  # the setting and yardsticks that are set up
 
     def start(self) -> None:
@@ -181,33 +185,33 @@ class EagerProcesses:
         Raises:
             NotCorrectError: eager fails.
         """
-        if any(processes.has_ended(process.contestant.pid) for process in self.processes):
+        if any(processes.has_ended(process.contestant.pid) for process in self.members):
             self.close()
         count = 2 if self._problem.device.type == "cpu" else 1
-        if len(self.processes) == count:
+        if len(self.members) == count:
             return
         seed = new_seed()
         module = self._problem.construct(seed)
         pool = self._memory.pool
-        while len(self.processes) < count:
+        while len(self.members) < count:
             contestant = self._kept_or_new_contestant()
             process = EagerProcess(self._problem, contestant, pool, self.close)
-            self.processes.append(process)
+            self.members.append(process)
             process.construct(self._problem, seed, module)
 
     def take(self) -> list[EagerProcess]:
         """Return the processes, which the caller closes; `start` then starts new ones."""
-        taken = self.processes
-        self.processes = []
+        taken = self.members
+        self.members = []
         self._prepared = None
         return taken
 
     def keep(self) -> None:
-        """Give the process to the reserve instead of ending it, on a GPU."""
-        if self._reserve is None or self._problem.device.type != "cuda":
+        """Keep the process for the next problem instead of ending it, on a GPU."""
+        if self._kept_process is None or self._problem.device.type != "cuda":
             return
         for process in self.take():
-            self._reserve.keep(process.contestant)
+            self._kept_process.keep(process.contestant)
             process.state.close()
 
     def close(self) -> None:
@@ -218,7 +222,7 @@ class EagerProcesses:
     def set_precision(self) -> None:
         """Give all processes the problem's precision setting."""
         self._prepared = None
-        for process in self.processes:
+        for process in self.members:
             process.ask("set_precision", setting=self._problem.precision)
 
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
@@ -235,7 +239,7 @@ class EagerProcesses:
         if self._problem.yardstick_file:
             text = Path(self._problem.yardstick_file).read_bytes()
             yardstick_file = [str(self._problem.yardstick_file), base64.b64encode(text).decode()]
-        reply = self.processes[0].ask(
+        reply = self.members[0].ask(
             "prepare_yardsticks",
             names=list(yardsticks),
             inputs=self._memory.input_locations(1),
@@ -246,9 +250,9 @@ class EagerProcesses:
         self._prepared = needed
 
     def _kept_or_new_contestant(self) -> Contestant:
-        """Return the process of the reserve, or else a new one."""
-        if self._reserve is not None:
-            kept = self._reserve.take()
+        """Return the process that an earlier problem has kept, or else a new one."""
+        if self._kept_process is not None:
+            kept = self._kept_process.take()
             if kept is not None:
                 return kept
         return Contestant(self._server, self._memory.pool, self._problem.device, Role.EAGER)

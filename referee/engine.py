@@ -29,16 +29,16 @@ from referee.checks import (
 from referee.contestants import processes
 from referee.contestants.errors import EndedError, ForgedError, RaisedError, TimeLimitError
 from referee.contestants.server import Server
-from referee.eager_processes import Reserve
+from referee.eager_processes import KeptEagerProcess
 from referee.grading import GradedFile, Grading, Options
-from referee.messages import first_error_line
+from referee.message_lines import first_error_line
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.resources import Resources
 from referee.rounds.timed_requests import is_planned, plan_of
 from referee.times.timing import drop_unfinished_round
 from referee.verdict import NotCorrectError, Verdict, outcome
-from referee.words import CORRECT, ERROR, INTERRUPTED, TIME_LIMIT
+from referee.verdict_words import CORRECT, ERROR, INTERRUPTED, TIME_LIMIT
 
 ShowProgress = Callable[..., None]  # see `console.Progress`
 PACKAGE = Path(__file__).resolve().parent
@@ -82,7 +82,7 @@ class Engine:
         server: forks contestants.
         options: how files are graded.
         progress: is called with a text that says what is done now and one that says how far it is.
-        reserve: see `Resources`.
+        kept_process: see `Resources`.
 
     Attributes:
         problem: the same problem.
@@ -94,12 +94,12 @@ class Engine:
         server: Server,
         options: Options,
         progress: ShowProgress,
-        reserve: Reserve | None = None,
+        kept_process: KeptEagerProcess | None = None,
     ) -> None:
         self.problem = problem
         self._options = options
         self._progress = progress
-        self._resources = Resources(problem, server, reserve)
+        self._resources = Resources(problem, server, kept_process)
 
     def prepare(self) -> None:
         """Try the walls, start eager and time it alone, before any solution has started.
@@ -147,7 +147,7 @@ class Engine:
         return verdict
 
     def keep_eager(self) -> None:
-        """Give eager's process to the reserve. It must have answered all requests."""
+        """Keep eager's process for the next problem. It must have answered all requests."""
         self._resources.eager.keep()
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from referee.resources import Resources
 from referee.times.gain import TimesOfSetting
 from referee.times.timing import Rounds
 from referee.verdict import NotCorrectError, Verdict
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 TIMEOUT = 300  # default of `Options.timeout`
 RESULTS_ARE_COPIED = (

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.names import COMPILED
+from referee.call_names import COMPILED
 from referee.report import SCALE, SCHEMA
 from referee.times.gain import TimesOfSetting, compare_times
 from referee.times.timing import StepTimings, Timings, p10_and_p90, speed_up

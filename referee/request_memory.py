@@ -44,7 +44,7 @@ class RequestMemory:
         self._write(self.output_gradients, gradients_of_calls)
 
     def input_locations(self, call_count: int) -> list[dict]:
-        """Return the locations of the inputs of a request's first `calls` calls."""
+        """Return the locations of the inputs of a request's first `call_count` calls."""
         return [region.location for region in self.inputs[:call_count]]
 
     def output_gradient_locations(self, call_count: int) -> list[dict]:

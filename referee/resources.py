@@ -5,7 +5,7 @@ from typing import NamedTuple
 from referee.contestants import wall_trial
 from referee.contestants.contestant import Contestant
 from referee.contestants.server import Server
-from referee.eager_processes import EagerProcesses, Reserve
+from referee.eager_processes import EagerProcesses, KeptEagerProcess
 from referee.reference.problem import Problem
 from referee.request_memory import RequestMemory
 
@@ -34,7 +34,7 @@ class Resources:
     Args:
         problem: the problem that is graded.
         server: the process from which all others are forked.
-        reserve: gives eager's process from one problem to the next; None if none is kept.
+        kept_process: see `EagerProcesses`.
 
     Attributes:
         memory: the shared memory that requests use.
@@ -42,11 +42,13 @@ class Resources:
         plans: how the problem is timed, by setting; `timed_requests.plan_of` makes them.
     """
 
-    def __init__(self, problem: Problem, server: Server, reserve: Reserve | None = None) -> None:
+    def __init__(
+        self, problem: Problem, server: Server, kept_process: KeptEagerProcess | None = None
+    ) -> None:
         self.problem = problem
         self.server = server
         self.memory = RequestMemory(problem.device)
-        self.eager = EagerProcesses(problem, server, self.memory, reserve)
+        self.eager = EagerProcesses(problem, server, self.memory, kept_process)
         self.plans: dict[str, Plan] = {}
 
     def try_walls(self) -> None:

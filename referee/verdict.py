@@ -12,9 +12,9 @@ from referee.contestants.errors import (
     UnstoppableError,
     WokenError,
 )
-from referee.messages import first_error_line, printable
+from referee.message_lines import first_error_line, printable
 from referee.times.gain import TimesOfSetting
-from referee.words import CORRECT, ERROR
+from referee.verdict_words import CORRECT, ERROR
 
 # What an honest author can look for, after an invalid reply.
 HOW_REPLIES_STAY_VALID = (

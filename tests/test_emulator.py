@@ -1,12 +1,16 @@
 """CUDA kernels on a CPU: `emulator/` replaces the GPU, and draws random operands."""
 
+import array
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
+from problems.operands import INF, NAN
+from tests.support import split_twin as twin
 from tests.support.processes import KERNELS
 
 TESTS = Path(__file__).resolve().parent
@@ -56,3 +60,32 @@ def test_quotients_near_midpoints_are_rounded_as_those_of_a_division(tmp_path):
         [build("division", tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.stdout == "46517418 pairs, 0 wrong\n"
+
+
+def rows_of_all_magnitudes(k):
+    """Return rows of K elements: zeros, subnormals, large elements, infinities and NaN among them.
+
+    The magnitudes in a row are between two powers of two. Elements beside the sample often differ
+    from those in it, so another sample would give another exponent.
+    """
+    bounds = torch.randint(-155, 128, (256, 2, 1)).sort(1).values
+    exponent = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * torch.rand(256, k)
+    rows = (torch.randn(256, k).sign() * exponent.exp2()).float()
+    rows[::4] *= torch.rand(64, k) < 0.05
+    rows[1::16] = torch.where(torch.rand(16, k) < 0.02, INF, rows[1::16])
+    rows[2::16] = torch.where(torch.rand(16, k) < 0.5, NAN, rows[2::16])
+    rows[3] = NAN
+    return rows
+
+
+@pytest.mark.slow
+def test_sampled_exponents_are_those_of_the_twin(tmp_path):
+    """They show that both sample the same columns, for K that are no multiples of anything too."""
+    program = build("weight_exponents", tmp_path)
+    for k in (1, 4, 21, 96, 300, 301, 1000, 1022, 2047, 2048):
+        rows = rows_of_all_magnitudes(k)
+        elements = array.array("f", rows.flatten().tolist()).tobytes()
+        done = subprocess.run([program, str(k)], input=elements, capture_output=True, check=True)
+        with_lo, without_lo = (list(map(int, line.split())) for line in done.stdout.splitlines())
+        assert with_lo == twin.weight_exponents(rows, twin.SM90).tolist()
+        assert without_lo == twin.mean_exponents(rows, twin.ONE_PRODUCT).tolist()

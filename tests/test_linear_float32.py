@@ -103,7 +103,7 @@ def test_tiles_cover_all_rows_of_x_once(path, precision, shape):
     assert_integers_are_exact(*shape)
 
 
-# x has so many rows that they need several chunks with a workspace of 256 MiB.
+# x has so many rows that it needs several chunks, for a workspace has at most 254 MiB (chunks.h).
 CHUNKED = (200_003, 262, 1024)
 WORKSPACE_PATHS = pytest.mark.parametrize("path", FP16X3_PATHS, indirect=True)
 

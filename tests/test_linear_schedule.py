@@ -241,9 +241,9 @@ int main(int, char** arguments) {
   const int k = atoi(arguments[3]);
   const int clusters = 66;
   const Tiles tiles = choose_tiles(m, n, k, clusters);
-  const int rows = tiles.largest_x_tiles > 0 ? Config::kLargestRows : tiles.other_rows;
+  const int rows = tiles.largest_x_tiles > 0 ? Fp16x3Config::kLargestRows : tiles.other_rows;
   Schedule schedule;
-  const int used = schedule.plan(tiles.count(), Config::k_groups(k), clusters, rows,
+  const int used = schedule.plan(tiles.count(), Fp16x3Config::k_groups(k), clusters, rows,
                                  [=](int) { return rows; });
   printf("%d %d %d", rows, tiles.count(), used);
 }

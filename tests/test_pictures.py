@@ -14,7 +14,7 @@ from problems import linear_relu_divide as linear
 from problems import relu
 from problems.benchmark import bars
 from referee.report import plot
-from referee.words import LEFT_OUT
+from referee.verdict_words import LEFT_OUT
 from tests.support.made_up_results import DTYPES, HEADLINE, document, record
 
 

@@ -68,24 +68,29 @@ def recording_mode(seen, mode_class):
     return type("Mode", (mode_class,), methods)()
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f, x: torch.func.grad(lambda x: f(x).pow(2).sum())(x),
-        lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
-        lambda f, x: torch.func.vjp(f, x)[1](f(x))[0],
-        lambda f, x: torch.func.jacrev(f)(x),
-        lambda f, x: torch.func.jacfwd(f)(x),
-        lambda f, x: torch.func.hessian(lambda x: f(x).pow(3).sum())(x),
-        lambda f, x: torch.func.vmap(f)(x),
-        lambda f, x: torch.func.vmap(f, in_dims=1, out_dims=1)(x.expand(3, 4, 6).transpose(0, 1)),
-        lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).pow(2).sum()))(x),
-        lambda f, x: torch.func.functional_call(f, {}, (x,)),
-    ],
-)
+def vmap_over_columns(f, x):
+    return torch.func.vmap(f, in_dims=1, out_dims=1)(x.expand(3, 4, 6).transpose(0, 1))
+
+
+# By name, a function that applies a transform of torch.func to a module f at x.
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).pow(2).sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](f(x))[0],
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).pow(3).sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "vmap over columns": vmap_over_columns,
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).pow(2).sum()))(x),
+    "functional_call": lambda f, x: torch.func.functional_call(f, {}, (x,)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_of_torch_func_give_the_references_results(device, modules, transform):
     x = samples(device)
-    assert_same_results(modules, lambda module: transform(module, x))
+    assert_same_results(modules, lambda module: TRANSFORMS[transform](module, x))
 
 
 def test_vmap_over_parameters_gives_the_references_results(device):

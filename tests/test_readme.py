@@ -96,6 +96,11 @@ def test_each_file_of_the_kernels_belongs_to_one_row_of_designs_table():
     assert [row for row in rows if not any(fnmatch(file, row) for file in files)] == []
 
 
+def test_the_list_of_tests_has_all_of_them():
+    named = re.findall(r"\btest_\w+", (ROOT / "tests" / "__init__.py").read_text())
+    assert set(named) == {path.stem for path in (ROOT / "tests").glob("test_*.py")}
+
+
 def test_each_step_of_contributings_routes_is_in_the_file_that_it_names():
     """A method `Class.method` is there if both of its parts are; a namespace is not looked for."""
     steps = STEP.findall(CONTRIBUTING)

@@ -17,27 +17,42 @@ import run
 from problems import linear_relu_divide as linear
 from problems import relu
 from referee import engine, records
+from referee.call_names import COMPILED
 from referee.console import Progress
-from referee.names import COMPILED
 from referee.project import roofline, sweep
 from referee.reference.file import NoRoomError
 from referee.report import comparison_tables, graded_files, markdown, tables
 from referee.times import timing
 from referee.times.gain import TimesOfSetting
 from referee.verdict import NotCorrectError
-from referee.words import CORRECT, ERROR, LEFT_OUT
+from referee.verdict_words import CORRECT, ERROR, LEFT_OUT
 from tests.support.made_up_results import DTYPES, document, record, timings
 from tests.support.result_files import check_shape
 
 pytestmark = pytest.mark.usefixtures("one_server")
 
 OPTIONS = ["--device", "cpu", "--trials", "3"]
+# The references, under the names of the solutions.
+REFERENCES_AS_SOLUTIONS = """
+class ModelNew(model.Model):
+    pass
+
+
+class LinearReluDivideNew(model.LinearReluDivide):
+    pass
+"""
 
 
 @pytest.fixture
 def quick(monkeypatch, place_solution, small_problems):
-    """Make runs quick: torch's modules are the solutions, cases are few, and sweeps are small."""
-    place_solution("ModelNew, LinearReluDivideNew = (p.reference for p in model.PROBLEMS.values())")
+    """Make runs quick.
+
+    A run of run.py then builds no kernels, because its solutions are the references. It compares
+    outputs and gradients of the timed size alone, which `small_problems` makes small. A sweep has
+    three sizes of ReLU (2^10, 2^11 and 2^12 elements) and two of the linear module (1 and 4 rows).
+    The copy that measures the memory's bandwidth has 1 MiB.
+    """
+    place_solution(REFERENCES_AS_SOLUTIONS)
     for kind in (relu.ReluProblem, linear.LinearReluDivideProblem):
         monkeypatch.setattr(kind, "cases", lambda self, seed: ())
         monkeypatch.setattr(kind, "backward_inputs", lambda self: [])
@@ -185,7 +200,7 @@ def test_one_round_has_no_interval():
     assert "| **2.000** (one round) |" in markdown.as_markdown(document([found]))
     found["file"] = "a.py"
     assert "| 2.000 [one round] |" in markdown.as_markdown(document([found], "grading"))
-    assert ", eager / this 2.000 (one round): faster; " in graded_files.describe(found)
+    assert ", 2.000 (one round) times eager's speed: faster; " in graded_files.describe(found)
 
 
 def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
@@ -195,7 +210,7 @@ def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
     )
     found["runs"][0]["step"] = records.make_step_record(step)
     found |= {"file": "a.py", "accuracy": "exact", "notes": ["a note"], "refused": ["zeros", "NaN"]}
-    times = "1.500 ms, eager / this 2.000 [2.000, 2.000]: faster; 133.3% of a copy's speed"
+    times = "1.500 ms, 2.000 [2.000, 2.000] times eager's speed: faster; 133.3% of a copy's speed"
     assert graded_files.describe(found).splitlines() == [
         f"a.py: correct (exact; 7 cases), {times}",
         "    training step 1.500 [1.500, 1.500]: faster; keeps 1 bytes, eager 32",

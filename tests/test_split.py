@@ -19,7 +19,7 @@ from tests.support import split_twin as twin
 from tests.support.adversary import hunt
 from tests.support.compare import assert_same_bits
 from tests.support.compositions import operands
-from tests.support.named_operands import CASES, draw_case
+from tests.support.named_operands import CASES, draw_case, sampled_columns, sampled_spans
 from tests.support.processes import ROOT
 from tests.support.promises import (
     FEW_TERMS_ERROR,
@@ -127,8 +127,8 @@ def test_the_example_of_the_guide_has_the_numbers_of_the_twin():
     """The guide is docs/SPLIT.md."""
     x = torch.tensor([[3.7, 0.01]])
     weight = torch.tensor([[0.3, -2.0]])
-    e_x = twin.exponents(twin.maxima(x), SM90.x_top)
-    e_weight = twin.exponents(twin.maxima(weight), SM90.weight_top)
+    e_x = twin.exponents(twin.maxima(x), SM90.x_target)
+    e_weight = twin.weight_exponents(weight, SM90)
     parts = [*twin.split(twin.scale(x, e_x)), *twin.split(twin.scale(weight, e_weight))]
     total = twin.scaled_sum(x, weight, e_x, e_weight, SM90)
     numbers = [*torch.cat(parts).flatten().tolist(), total.item()]
@@ -349,7 +349,7 @@ def test_a_weight_that_overflows_makes_all_its_results_infinite_or_nan():
     x[0] = 0
     x[1] = x[1].abs()
     weight = torch.randn(6, 256)
-    e_x = twin.exponents(twin.maxima(x), 15)
+    e_x = twin.exponents(twin.maxima(x), SM90.x_target)
     e_weight = torch.full((6,), 7)
     weight[2, 200] = 512  # 512 * 2^7 rounds to inf
     weight[3, 0] = -(2.0**30)
@@ -360,15 +360,40 @@ def test_a_weight_that_overflows_makes_all_its_results_infinite_or_nan():
     assert torch.equal(finite.all(0), finite.any(0))
 
 
+def test_exponents_of_a_weight_have_the_limits_of_sm90():
+    """docs/SPLIT.md, step 1, says why they lose nothing."""
+    weight = torch.tensor([[2.0**127], [2.0**121], [2.0**120], [2.0**-118], [2.0**-119]])
+    weight = weight.expand(5, 8)
+    assert twin.weight_exponents(weight, SM90).tolist() == [-111, -111, -111, 127, 127]
+    assert twin.weight_exponents(weight, SM80).tolist() == [-113, -107, -106, 132, 133]
+    assert twin.mean_exponents(weight, ONE_PRODUCT).tolist() == [-125, -119, -118, 120, 121]
+    assert twin.mean_exponents(weight * 2.0**-8, ONE_PRODUCT).tolist()[3:] == [126, 126]
+
+
+def test_sampled_spans_are_whole_fours_and_begin_at_multiples_of_four():
+    """`test_emulator.py` compares with the kernel."""
+    for k in (96, 300, 301, 1000, 2047, 8192):
+        spans = sampled_spans(k)
+        assert len(spans) == 8
+        for number, span in enumerate(spans):
+            begin = span[0].item()
+            assert begin % 4 == 0 and number * k / 8 - 4 < begin <= number * k / 8
+            assert span.tolist() == list(range(begin, begin + len(span)))
+            assert len(span) == 16 or span[-1].item() == k // 4 * 4 - 1
+    assert [span[0].item() for span in sampled_spans(1000)][:3] == [0, 124, 248]
+    assert sampled_columns(21).tolist() == list(range(20))
+    assert sampled_columns(3).tolist() == []
+
+
 def test_scaled_maxima_are_just_below_a_power_of_two_and_scaling_is_exact():
     smallest = torch.finfo(torch.float32).smallest_normal
     maximum = torch.tensor([1.0, 2.0, 1.999, 3e38, smallest, smallest / 2**23, 5e-42, 1e-30])
-    for top in (15, 8):
-        exponent = twin.exponents(maximum, top)
+    for target in (14, 9, 2):
+        exponent = twin.exponents(maximum, target)
         scaled = twin.scale(maximum[:, None], exponent)
-        assert ((2.0 ** (top - 1) <= scaled) & (scaled < 2.0**top)).all()
+        assert ((2.0**target <= scaled) & (scaled < 2.0 ** (target + 1))).all()
         assert torch.equal(torch.ldexp(scaled[:, 0], -exponent.double()).float(), maximum)
-    assert twin.exponents(torch.tensor([0.0, INF, NAN]), 15).tolist() == [0, 0, 0]
+    assert twin.exponents(torch.tensor([0.0, INF, NAN]), 14).tolist() == [0, 0, 0]
 
 
 def test_hi_and_lo_keep_23_bits():

@@ -9,18 +9,23 @@
 // accumulators to these functions. The fused pass (fused_pass.cu), which follows torch's own
 // product, uses the division only.
 //
-// The general epilogue of a GEMM kernel can compute every call. The kernels of sm90/ have a fast
-// one as well, for calls (Epilogue::call_is_fast) with all of these properties:
+// The general epilogue of a GEMM kernel can compute every call. The kernels of sm90/ also have a
+// fast epilogue, for calls (Epilogue::call_is_fast) with all of these properties:
 //
-//   - n is a multiple of the vector size: the number of neighbouring elements that the fast
-//     epilogue stores at once. So no vector crosses the end of a row, and all vectors are aligned.
-//   - The divisor is a power of two from 1 to 2^32. Kernels then multiply by 1 / divisor, and
-//     may do so before they add: (sum + bias) / divisor = sum / divisor + bias / divisor. Nothing
-//     overflows, as 1 / divisor is at most 1. Only a subnormal bias / divisor loses bits, and then
-//     only results below 2^-100 can differ, in their last bit. FastEpilogueConfig says why the
-//     limit is 2^32.
-//   - Half types only: the call has ReLU, which their fast epilogue always applies
-//     (sm90/gemm_one_product/epilogue_half_types.cuh).
+//   property                          why the fast epilogue needs it
+//
+//   n is a multiple of the number     No vector crosses the end of a row, and all are aligned.
+//   of elements of its vectors
+//
+//   the divisor is a power of two     The kernel may multiply by 1 / divisor, and do so before it
+//   from 1 to 2^32                    adds the bias: sum / divisor + bias / divisor.
+//
+//   half types only: the call has     The fast epilogue of half types always applies ReLU
+//   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
+//
+// Dividing before adding does not change results from 2^-100 on. The two quotients cannot overflow,
+// and they are exact unless they are subnormal; a subnormal bias / divisor can change the last bit
+// of a smaller result. FastEpilogueConfig says why the divisor ends at 2^32.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients in half

@@ -32,7 +32,7 @@
 namespace kernels::transpose_tiles {
 
 // The constants of transpose_kernel and of its launch.
-struct Config {
+struct TransposeConfig {
   static constexpr int kTile = 64;  // elements a side of a tile
   // Floats from one row of the tile to the next in shared memory. The odd number places the
   // elements of a column in different banks.
@@ -52,11 +52,12 @@ struct Config {
 
 // Makes the copy. If is_needed is not null and points to a 0, it makes none: an earlier kernel has
 // found that the copy is not needed. A block handles tiles that are gridDim.x apart.
-__global__ void __launch_bounds__(Config::kThreads)
+__global__ void __launch_bounds__(TransposeConfig::kThreads)
     transpose_kernel(const __grid_constant__ Transposition t, const unsigned* is_needed) {
-  constexpr int kTile = Config::kTile;
-  constexpr int kVector = Config::kVector;
-  __shared__ float tile[kTile][Config::kPitch];  // [column][row] of `target`
+  constexpr int kTile = TransposeConfig::kTile;
+  constexpr int kVector = TransposeConfig::kVector;
+  constexpr int kSegmentsAtOnce = TransposeConfig::kSegmentsAtOnce;
+  __shared__ float tile[kTile][TransposeConfig::kPitch];  // [column][row] of `target`
   start_next_kernel();
   wait_for_previous_kernel();  // which writes *is_needed
   if (is_needed != nullptr && *is_needed == 0) return;
@@ -66,15 +67,15 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int64_t row_tiles = divide_up(t.rows, kTile);
   const int64_t tiles = row_tiles * divide_up(t.columns, kTile);
   // The thread moves kVector elements, from `place` on, of every kSegmentsAtOnce-th segment.
-  const int place = threadIdx.x % Config::kThreadsPerSegment * kVector;
-  const int first_segment = threadIdx.x / Config::kThreadsPerSegment;
+  const int place = threadIdx.x % TransposeConfig::kThreadsPerSegment * kVector;
+  const int first_segment = threadIdx.x / TransposeConfig::kThreadsPerSegment;
 
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t first_row = index % row_tiles * kTile;
     const int64_t first_column = index / row_tiles * kTile;
     // Read along the rows of `source`, which are columns of `target`.
 #pragma unroll
-    for (int segment = first_segment; segment < kTile; segment += Config::kSegmentsAtOnce) {
+    for (int segment = first_segment; segment < kTile; segment += kSegmentsAtOnce) {
       const int64_t column = first_column + segment;
       const int64_t row = first_row + place;
       float v[kVector] = {};
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();
     // Write along the rows of `target`.
 #pragma unroll
-    for (int segment = first_segment; segment < kTile; segment += Config::kSegmentsAtOnce) {
+    for (int segment = first_segment; segment < kTile; segment += kSegmentsAtOnce) {
       const int64_t row = first_row + segment;
       const int64_t column = first_column + place;
       if (row >= t.rows) continue;
@@ -110,13 +111,14 @@ __global__ void __launch_bounds__(Config::kThreads)
 namespace kernels::cuda {
 
 int transpose(const Transposition& t, const unsigned* is_needed, CUstream_st* stream) {
-  using transpose_tiles::Config;
-  const int64_t tiles = divide_up(t.rows, Config::kTile) * divide_up(t.columns, Config::kTile);
+  using transpose_tiles::TransposeConfig;
+  const int64_t tiles =
+      divide_up(t.rows, TransposeConfig::kTile) * divide_up(t.columns, TransposeConfig::kTile);
   const bool is_conditional = is_needed != nullptr;
-  const int64_t max_blocks = is_conditional ? Config::kFewBlocks : INT_MAX;
+  const int64_t max_blocks = is_conditional ? TransposeConfig::kFewBlocks : INT_MAX;
   Grid grid{};
   grid.blocks = static_cast<int>(std::min(tiles, max_blocks));
-  grid.threads = Config::kThreads;
+  grid.threads = TransposeConfig::kThreads;
   grid.stream = stream;
   // With PDL, the start of a copy that may not be needed overlaps the kernel that decides.
   grid.has_pdl = is_conditional;

@@ -205,15 +205,15 @@ struct ReluBackward : Node {
 
 // ----------------------------------------------------------------------------------- the operator
 
-Tensor relu_composite(const Tensor& x) { return at::relu(x); }
+Tensor relu_by_torch(const Tensor& x) { return at::relu(x); }
 
-Tensor relu_forward(const Tensor& x) {
-  if (!is_supported(x)) return relu_composite(x);
+Tensor relu_without_autograd(const Tensor& x) {
+  if (!is_supported(x)) return relu_by_torch(x);
   return compute_relu(x, /*mask=*/Tensor());
 }
 
 Tensor relu_autograd(const Tensor& x) {
-  if (!is_supported(x)) return relu_composite(x);
+  if (!is_supported(x)) return relu_by_torch(x);
   if (!needs_gradient(x)) return compute_relu(x, /*mask=*/Tensor());
   const DeviceGuard guard(x);
   auto node = make_node<ReluBackward>(x);
@@ -228,13 +228,13 @@ Tensor relu_autograd(const Tensor& x) {
 
 [[maybe_unused]] const Operator relu_operator =
     Operator("relu(Tensor input) -> Tensor")
-        .impl_dense(relu_forward)
+        .impl_dense(relu_without_autograd)
         .impl(DispatchKey::Autograd, relu_autograd)
         // torch.jit.trace records torch's own relu, which compilers fuse with its neighbours.
-        .impl(DispatchKey::Tracer, relu_composite)
-        .impl(DispatchKey::FuncTorchBatched, relu_composite)
-        .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, relu_composite)
-        .impl(DispatchKey::CompositeExplicitAutograd, relu_composite);
+        .impl(DispatchKey::Tracer, relu_by_torch)
+        .impl(DispatchKey::FuncTorchBatched, relu_by_torch)
+        .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, relu_by_torch)
+        .impl(DispatchKey::CompositeExplicitAutograd, relu_by_torch);
 
 }  // namespace
 }  // namespace kernels

@@ -2,10 +2,11 @@
 //
 // An operator NAME has several functions. The dispatcher picks one by the dispatch keys of a call:
 //
-//   NAME_autograd   an ordinary call: computes the forward, and records what the backward needs
-//   NAME_forward    a call that skips autograd, as in inference mode
-//   NAME_composite  the reference's own torch ops; also what the other two run if our kernels do
-//                   not support the operands
+//   NAME_autograd           an ordinary call: computes the forward, and records what the backward
+//                           needs
+//   NAME_without_autograd   a call that skips autograd, as in inference mode
+//   NAME_by_torch           the reference's own torch ops; also what the other two run if our
+//                           kernels do not support the operands
 //
 // Every operator that a program may contain is registered under two names:
 //
@@ -91,7 +92,8 @@ inline std::string namespace_name(Namespace name_space) {
 
 // Defines one operator in both namespaces when the library is loaded:
 //
-//   const auto relu = Operator("relu(Tensor input) -> Tensor").impl_dense(relu_forward);
+//   const auto relu =
+//       Operator("relu(Tensor input) -> Tensor").impl_dense(relu_without_autograd);
 //
 // A namespace that has the operator already keeps it, and nothing is registered there. This happens
 // in the stable namespace if another build was loaded before, or if both namespaces are one.

@@ -8,7 +8,7 @@ from functools import partial
 
 from referee.report import by_role, plot
 from referee.report.tables import milliseconds
-from referee.words import CORRECT
+from referee.verdict_words import CORRECT
 
 # The groups of bars: problem, dtype and setting.
 GROUPS = [

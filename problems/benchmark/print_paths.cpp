@@ -8,21 +8,18 @@
 int main() {
   using namespace kernels;
   int bits;  // of the dtype: 16, 32 or 64
-  int needs_float32_accuracy, is_forward, weight_has_vector_rows, x_is_transposed;
+  int is_highest, is_forward, weight_has_vector_rows, x_is_transposed;
   long long m, n, k;
   Gpu gpu;
-  while (scanf("%d %d %lld %lld %lld %d %d %d %d %d", &bits, &needs_float32_accuracy, &m, &n, &k,
-               &is_forward, &weight_has_vector_rows, &x_is_transposed, &gpu.capability,
+  while (scanf("%d %d %lld %lld %lld %d %d %d %d %d", &bits, &is_highest, &m, &n, &k, &is_forward,
+               &weight_has_vector_rows, &x_is_transposed, &gpu.capability,
                &gpu.multiprocessors) == 10) {
     Product product{};
     product.dtype = DType::kFloat16;
     if (bits == 32) product.dtype = DType::kFloat32;
     if (bits == 64) product.dtype = DType::kFloat64;
     product.precision = Precision::kOfDtype;
-    if (bits == 32) {
-      product.precision =
-          needs_float32_accuracy ? Precision::kFloat32Accuracy : Precision::kTf32Accuracy;
-    }
+    if (bits == 32) product.precision = is_highest ? Precision::kHighest : Precision::kHigh;
     product.is_forward = is_forward;
     product.m = m;
     product.n = n;

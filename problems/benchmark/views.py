@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from problems.benchmark.paths_tables import exceptions_table, summary
 from problems.benchmark.tables import TABLES, Cells
 from problems.linear_yardsticks import THREE_PRODUCTS
-from referee.names import COMPILED
+from referee.call_names import COMPILED
 from referee.report import by_role, machine_and_versions, markdown
 from referee.report.tables import forward_row, interval, step_row
 

@@ -13,7 +13,7 @@ import torch
 from referee.comparison.requirements import Requirements
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 
 def room_for_copies(

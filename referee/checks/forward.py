@@ -14,9 +14,9 @@ from referee.comparison.requirements import Requirements
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
-from referee.messages import MAX_LINE_LENGTH
+from referee.message_lines import MAX_LINE_LENGTH
 from referee.verdict import NotCorrectError, outcome_of_exception
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 # Some results and inputs are kept, to recognize a solution that returns an earlier call's result.
 MAX_EARLIER_RESULT_BYTES = 1 << 26
@@ -110,8 +110,8 @@ def _compare_results(
         result = read_result(grading, description, case.name, ResultIndex(0, result_index))
         check_complete(reply["elements"], result_index, result, case.name)
         got = flat_reals(result)
-        second_look = grading.reference.second_look(case.inputs, result_index)
-        comparison = tensor.compare(got, second_look)
+        rounded_otherwise = grading.reference.rounded_otherwise(case.inputs, result_index)
+        comparison = tensor.compare(got, rounded_otherwise)
         yield ComparedResult(result_index, case.inputs, previous_inputs, tensor, got, comparison)
 
 
@@ -154,7 +154,7 @@ def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
     is_crash = "CUDA error" in str(raised.args[0].get("text"))
     # A module that has taken other small cases, but not this one, is wrong. One that has taken
     # none does not work: the verdict is an error.
-    has_taken_others = grading.verdict.case_count > 0 and grading.problem.file.covers_all_values
+    has_taken_others = grading.verdict.case_count > 0 and grading.problem.file.has_own_cases
     if is_crash or (case.required and not has_taken_others):
         raise raised
     if case.required:

@@ -19,15 +19,15 @@ from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
-from referee.messages import MAX_LINE_LENGTH
+from referee.message_lines import MAX_LINE_LENGTH
 from referee.reference.file import NoRoomError
 from referee.reference.reference_step import StepArguments
 from referee.rounds.turns import only_compiled
 from referee.verdict import NotCorrectError, outcome_of_exception
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 COMPARED_STEPS = 2  # training steps, each with new inputs
-COMPARED_AFTER_OWN_INPUTS = 1  # if the problem covers all values: small inputs were compared before
+COMPARED_AFTER_OWN_INPUTS = 1  # with has_own_cases: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 NO_ROOM = "no memory to compare gradients"
 
@@ -60,7 +60,7 @@ def check_gradients(grading: Grading) -> None:
         grading.verdict.notes.append(LEFT_TO_FULL)
         return
     _make_room(grading)
-    count = COMPARED_AFTER_OWN_INPUTS if problem.file.covers_all_values else COMPARED_STEPS
+    count = COMPARED_AFTER_OWN_INPUTS if problem.file.has_own_cases else COMPARED_STEPS
     try:
         quantities = _compare_steps(grading, (grading.draw_inputs() for _ in range(count)))
     except (NoRoomError, torch.OutOfMemoryError):
@@ -71,7 +71,7 @@ def check_gradients(grading: Grading) -> None:
     if not quantities:
         return
     grading.findings.quantities = quantities
-    if problem.needs_float64 and problem.file.covers_all_values:
+    if problem.needs_float64 and problem.file.has_own_cases:
         _note_errors_of_gradients(grading)
 
 
@@ -94,7 +94,7 @@ def _make_room(grading: Grading) -> None:
     resources = grading.resources
     grading.forget_round()
     resources.eager.prepare_yardsticks(tuple(only_compiled(resources.eager.yardsticks)))
-    eager_contestants = [process.contestant for process in resources.eager.processes]
+    eager_contestants = [process.contestant for process in resources.eager.members]
     for contestant in (grading.solution, *eager_contestants):
         resources.free_all_unused(contestant)
     if grading.device.type == "cuda":

@@ -3,7 +3,7 @@
 from referee.contestants.region import Region
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 
 def check_intact(
@@ -31,7 +31,7 @@ def check_intact(
 def check_eager_intact(grading: Grading) -> None:
     """Check that eager's parameters, which are in the same shared memory, are what was written."""
     buffers = grading.reference.buffer_names()
-    processes = grading.resources.eager.processes
+    processes = grading.resources.eager.members
     if any(process.state.changed_parameters(buffers) for process in processes):
         raise NotCorrectError(
             WRONG, "writes into eager's parameters, which are in the same memory as its inputs"

@@ -21,7 +21,7 @@ def check_other_inputs(grading: Grading) -> None:
     float64 result beside them, or all inputs that `get_inputs` draws are equal.
     """
     problem = grading.problem
-    if problem.file.covers_all_values:
+    if problem.file.has_own_cases:
         return
     compared_kinds = _compare_unusual_inputs(grading) if problem.input_source.float_indices else []
     if not compared_kinds:
@@ -59,10 +59,10 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     resources.eager.start()
     grading.write_inputs([inputs])
     try:
-        reply = resources.eager.processes[0].ask(
+        reply = resources.eager.members[0].ask(
             "is_finite", inputs=resources.memory.input_locations(1)
         )
-        resources.free_results(resources.eager.processes[0].contestant)
+        resources.free_results(resources.eager.members[0].contestant)
     except NotCorrectError:  # eager has ended and starts again when it is needed
         return False
     return reply["finite"] is True

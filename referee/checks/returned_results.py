@@ -16,9 +16,9 @@ from referee.contestants.reading import (
     validated,
 )
 from referee.grading import Grading
-from referee.messages import MAX_LINE_LENGTH
+from referee.message_lines import MAX_LINE_LENGTH
 from referee.verdict import NotCorrectError
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 MAX_TYPE_LENGTH = 100  # characters of a type's name in a message
 MAX_NESTING_LENGTH = 50  # its characters in a message

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import torch
 
+from referee.call_names import COMPILED, MODULE
 from referee.checks.copied_results import check_copies_stay
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.returned_results import check_results, read_result
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
-from referee.messages import MAX_LINE_LENGTH
-from referee.names import COMPILED, MODULE
+from referee.message_lines import MAX_LINE_LENGTH
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.samples import RoundSamples, note_clock
 from referee.rounds.slow_eager import check_eager_speed
@@ -48,7 +48,7 @@ from referee.times.gain import TimesOfSetting
 from referee.times.timing import Timings
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 # The driver clears the memory that large checks have given back. That would slow the next calls.
 SECONDS_TO_SETTLE = 1.0
@@ -242,9 +242,9 @@ def _compare_result(
     """
     call_index, result_index = index
     other_draws = grading.findings.requirements[result_index].other_draws
-    second_look = grading.reference.second_look(drawn.inputs[call_index], result_index)
+    rounded_otherwise = grading.reference.rounded_otherwise(drawn.inputs[call_index], result_index)
     eager_result = drawn.eager_results[call_index][result_index]
-    mistake = other_draws.find_mistake(got, eager_result, second_look)
+    mistake = other_draws.find_mistake(got, eager_result, rounded_otherwise)
     if not mistake:
         return
     for other_index, other_results in enumerate(drawn.eager_results):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from referee.call_names import MODULE
 from referee.checks.copied_results import check_copies_stay
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.solution_step import draw_output_gradients, read_quantity
@@ -18,7 +19,6 @@ from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.eager_processes import EagerOutOfMemoryError
 from referee.grading import Grading
-from referee.names import MODULE
 from referee.reference.file import NoRoomError
 from referee.reference.module import ReferenceModule
 from referee.reference.reference_step import StepArguments
@@ -47,7 +47,7 @@ from referee.rounds.turns import (
 )
 from referee.times.timing import StepTimings, Timings
 from referee.verdict import NotCorrectError
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 FORWARDS_OF_A_STEP = 3  # this many forwards take about as long as a training step
 
@@ -240,7 +240,7 @@ class _StepRounds:
             quantity.compare_timed(
                 got,
                 eager_result,
-                second_look=reference.second_look(drawn.arguments.inputs, result_index),
+                rounded_otherwise=reference.rounded_otherwise(drawn.arguments.inputs, result_index),
                 error_of_other_roundings=partial(other_roundings.error_of, result_index),
             )
 

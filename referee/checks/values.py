@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from referee.call_names import MODULE
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_results, read_result
@@ -14,14 +15,13 @@ from referee.comparison.reference_tensor import Comparison
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
-from referee.names import MODULE
 from referee.reference.problem import Problem
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.verdict import NotCorrectError
-from referee.words import WRONG
+from referee.verdict_words import WRONG
 
 FORWARDS = 3  # each with new inputs or parameters
-FORWARDS_AFTER_OWN_CASES = 2  # if the problem covers all values: small cases were compared before
+FORWARDS_AFTER_OWN_CASES = 2  # with has_own_cases: small cases were compared before
 # This many results are held while later calls run, to see whether a call overwrites one of them.
 # That finds a module which returns up to this number of buffers in turn.
 MAX_HELD_RESULTS = 4
@@ -75,7 +75,7 @@ def check_values(grading: Grading) -> None:
     _check_accuracy(grading, compared)
     reference_errors = grading.findings.requirements[0].limits.reference_errors
     has_errors = reference_errors.largest != 0  # ReLU has none
-    if grading.problem.file.covers_all_values and has_errors:
+    if grading.problem.file.has_own_cases and has_errors:
         grading.verdict.note_errors(
             _label(grading),
             grading.problem.setting,
@@ -90,7 +90,7 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
     """Compare the results of forwards with several inputs and parameters."""
     _construct_or_redraw(grading)
     count = FORWARDS
-    if grading.problem.file.covers_all_values:
+    if grading.problem.file.has_own_cases:
         count = FORWARDS_AFTER_OWN_CASES
     compared = ComparedForwards()
     for index in range(count):
@@ -131,7 +131,7 @@ def _label(grading: Grading) -> str:
     A problem with small cases of its own needs the shape, which tells this size from theirs.
     """
     problem = grading.problem
-    shape = f"{list(problem.shape)}" if problem.file.covers_all_values else ""
+    shape = f"{list(problem.shape)}" if problem.file.has_own_cases else ""
     return ", ".join(filter(None, [shape, problem.setting]))
 
 
@@ -241,8 +241,8 @@ def _check_held_result(
         other_draws = grading.findings.requirements[result_index].other_draws
         index = ResultIndex(call_index, result_index)
         got = read_result(grading, description, call.name, index).reshape(-1)
-        second_look = grading.reference.second_look(call.inputs, result_index)
-        mistake = other_draws.find_mistake(got, eager_results[result_index], second_look)
+        rounded_otherwise = grading.reference.rounded_otherwise(call.inputs, result_index)
+        mistake = other_draws.find_mistake(got, eager_results[result_index], rounded_otherwise)
         if not mistake:
             continue
         if _is_result_of_a_call(grading, got, result_index, later_calls):

@@ -25,6 +25,7 @@ from contextlib import nullcontext
 
 import torch
 
+from referee.call_names import MODULE, NOTHING
 from referee.child.call_timer import CallTimer
 from referee.child.held_module import HeldModule
 from referee.child.kept_results import KeptResults, read_at_once
@@ -38,7 +39,6 @@ from referee.child.yardsticks import YardstickMaker
 from referee.contestants.autograd import sources_of, with_gradient_leaves
 from referee.contestants.execute import execute
 from referee.contestants.mapping import Mapping
-from referee.names import MODULE, NOTHING
 
 
 class RequestHandler:
@@ -89,7 +89,7 @@ class RequestHandler:
         """Run a forward for each of the inputs; return seconds and descriptions of the results.
 
         Args:
-            call_name: the call's name: MODULE, NOTHING or a yardstick, see `referee.names`.
+            call_name: the call's name: MODULE, NOTHING or a yardstick, see `referee.call_names`.
             inputs: the location of each call's arguments.
             outputs: a location for each call, to which its results are copied; None if the referee
                 can read results where they are.
@@ -180,7 +180,7 @@ class RequestHandler:
         return self._reply_to_check(returned, outputs)
 
     def _callable(self, call_name: str) -> Callable:
-        """Return what is called: the module, the empty call or a yardstick, see `referee.names`."""
+        """Return the callable of a name: the module, the empty call or a yardstick."""
         if call_name == MODULE:
             return self._held.module
         if call_name == NOTHING:

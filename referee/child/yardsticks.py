@@ -11,8 +11,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from referee.call_names import COMPILED, COPY, COPY_FRESH
 from referee.contestants.forms import flat_bytes
-from referee.names import COMPILED, COPY, COPY_FRESH
 
 Callables = dict[str, Callable[..., object]]
 
@@ -52,7 +52,7 @@ class YardstickMaker:
         A compiled or a problem's own yardstick is called once, and then compiles nothing more.
 
         Args:
-            name: a constant of `referee.names`, or a name that `problems_yardsticks` knows.
+            name: a constant of `referee.call_names`, or a name that `problems_yardsticks` knows.
         """
         if name == COPY:
             return _copies(self.copied_bytes, self.inputs)

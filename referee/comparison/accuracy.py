@@ -1,7 +1,7 @@
 """How far off a result is: the errors of its elements, and its accuracy class."""
 
 import math
-import random
+import secrets
 from dataclasses import dataclass
 
 import torch
@@ -130,7 +130,7 @@ def typical_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     the error does not depend on a few elements that are far off.
     """
     step = max(1, len(expected) // MAX_SAMPLED)
-    sampled = slice(random.randrange(step), None, step)
+    sampled = slice(secrets.randbelow(step), None, step)
     expected = expected[sampled].double()
     is_compared = expected.isfinite() & (expected != 0)
     size = expected[is_compared].abs()

@@ -1,8 +1,7 @@
-"""Rules for a result in other draws than the one that set its error budget.
+"""Rules for a result in other draws than the budget draw, the one that set its error budget.
 
-The inputs of timed calls are drawn anew in each round. The reference runs in float64 only for the
-first draw. In the others, a solution's result is compared with eager's, and its error is the
-distance from eager's result.
+The inputs of timed calls are drawn anew in each round, and the reference does not run in float64 on
+them. A solution's result is compared with eager's, and its error is the distance from that.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from referee.comparison.accuracy import Errors, element_errors, mean_and_root_me
 from referee.comparison.budget import Budget
 from referee.comparison.compare import blocks, first_mismatch, flat_reals
 from referee.comparison.mistakes import describe_mean_error, describe_wrong
-from referee.comparison.second_look import SecondLook, find_excused
+from referee.comparison.second_look import RoundedOtherwise, find_excused
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class OtherDraws:
     """Judges a result in other draws, for which only eager's result is known.
 
     Args:
-        budget: how far from eager's a result may be if eager's is no larger than in the first
+        budget: how far from eager's a result may be if eager's is no larger than in the budget
             draw, as `Budget.of_distance_from_eager` returns it.
-        reference_errors: as in `Limits`, for the first draw.
+        reference_errors: as in `Limits`, for the budget draw.
         must_equal_eager: whether only eager's values are right.
 
     Attributes:
@@ -54,23 +53,26 @@ class OtherDraws:
         return is_alike and self.find_mistake(got, eager) is None
 
     def find_mistake(
-        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None = None
+        self,
+        got: torch.Tensor,
+        eager: torch.Tensor,
+        rounded_otherwise: RoundedOtherwise | None = None,
     ) -> str | None:
         """Return what is wrong with a result, in words; None if nothing is.
 
         Args:
             got: the result; it may be flat.
             eager: eager's result for the same inputs, in its own shape.
-            second_look: yields the reference's results for these inputs, rounded otherwise; None
-                if no wrong element is excused.
+            rounded_otherwise: yields the reference's results for these inputs with other roundings;
+                None if no wrong element is excused.
         """
         if self._must_equal_eager:
-            return self._find_difference(got, eager, second_look)
+            return self._find_difference(got, eager, rounded_otherwise)
         flat_got, flat_eager = flat_reals(got), flat_reals(eager)
         if self._is_clearly_right(flat_got, flat_eager):
             return None
         budget = self._scaled_budget(flat_eager)
-        distance = _measure_unexcused_distance(flat_got, flat_eager, budget, second_look)
+        distance = _measure_unexcused_distance(flat_got, flat_eager, budget, rounded_otherwise)
         if mistake := describe_wrong(distance.wrong, flat_got, eager):
             return mistake
         if distance.mean > budget.mean_limit:
@@ -88,18 +90,18 @@ class OtherDraws:
         return _measure_distance(got, eager, self._scaled_budget(eager)).wrong
 
     def _find_difference(
-        self, got: torch.Tensor, eager: torch.Tensor, second_look: SecondLook | None
+        self, got: torch.Tensor, eager: torch.Tensor, rounded_otherwise: RoundedOtherwise | None
     ) -> str | None:
         """Return in words how a result differs from eager's; None if it does not.
 
         Elements that a second look excuses do not count.
         """
         mismatch = first_mismatch(got, eager)
-        if mismatch is None or second_look is None:
+        if mismatch is None or rounded_otherwise is None:
             return mismatch
         got, eager = flat_reals(got), flat_reals(eager)
         budget = self._scaled_budget(eager)
-        distance = _measure_unexcused_distance(got, eager, budget, second_look)
+        distance = _measure_unexcused_distance(got, eager, budget, rounded_otherwise)
         return mismatch if distance.wrong.any() else None
 
     def _scaled_budget(self, eager: torch.Tensor) -> Budget:
@@ -108,12 +110,12 @@ class OtherDraws:
         Args:
             eager: eager's flat result in this draw.
         """
-        first = self._reference_errors
-        if not first.root_mean_square:
+        budget_draw = self._reference_errors
+        if not budget_draw.root_mean_square:
             return self.budget
         mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
-        growth = max(1.0, root_mean_square / first.root_mean_square)
-        growth_of_mean = max(growth, mean_magnitude / first.mean_magnitude)
+        growth = max(1.0, root_mean_square / budget_draw.root_mean_square)
+        growth_of_mean = max(growth, mean_magnitude / budget_draw.mean_magnitude)
         return self.budget.scaled(growth, growth_of_mean)
 
     def _is_clearly_right(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
@@ -145,13 +147,16 @@ class OtherDraws:
 
 
 def _measure_unexcused_distance(
-    got: torch.Tensor, eager: torch.Tensor, budget: Budget, second_look: SecondLook | None
+    got: torch.Tensor,
+    eager: torch.Tensor,
+    budget: Budget,
+    rounded_otherwise: RoundedOtherwise | None,
 ) -> _Distance:
     """Measure how far a flat result is from eager's, without elements that rounding explains."""
     distance = _measure_distance(got, eager, budget)
-    if second_look is None:
+    if rounded_otherwise is None:
         return distance
-    excused = find_excused(distance.wrong, got, eager, budget, second_look)
+    excused = find_excused(distance.wrong, got, eager, budget, rounded_otherwise)
     if excused is None:
         return distance
     return _measure_distance(got, eager, budget, excused)

@@ -30,7 +30,7 @@ from referee.comparison.gradient_rules import (
 from referee.comparison.mistakes import describe_wrong
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
 from referee.comparison.requirements import Requirements
-from referee.comparison.second_look import SecondLook
+from referee.comparison.second_look import RoundedOtherwise
 from referee.contestants.autograd import is_differentiable
 
 
@@ -109,7 +109,7 @@ class Quantity:
         self,
         got: torch.Tensor,
         eager: torch.Tensor,
-        second_look: SecondLook | None = None,
+        rounded_otherwise: RoundedOtherwise | None = None,
         error_of_other_roundings: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Compare the solution's tensor of a timed step with eager's.
@@ -117,7 +117,7 @@ class Quantity:
         Args:
             got: the solution's tensor.
             eager: eager's.
-            second_look: for a result, yields the reference's results, rounded otherwise.
+            rounded_otherwise: for a result, yields the reference's results with other roundings.
             error_of_other_roundings: computes the typical error of eager's tensor if it is rounded
                 otherwise; for a gradient.
         """
@@ -125,7 +125,7 @@ class Quantity:
         if not one_step_decides:
             self._compare_gradient(got, eager, error_of_other_roundings)
             return
-        mistake = self.requirements.other_draws.find_mistake(got, eager, second_look)
+        mistake = self.requirements.other_draws.find_mistake(got, eager, rounded_otherwise)
         if mistake:
             self._has_wrong_element = True
             self._keep_first(mistake)

@@ -19,7 +19,7 @@ from referee.comparison.mistakes import BEYOND_BUDGET, describe_mean_error
 from referee.comparison.other_draws import OtherDraws
 from referee.comparison.reference_values import ReferenceValues
 from referee.comparison.requirements import Requirements
-from referee.comparison.second_look import SecondLook, find_excused
+from referee.comparison.second_look import RoundedOtherwise, find_excused
 
 # Factors by which the errors of two equally accurate results may differ by chance. The mean of many
 # errors varies little; the maximum of n errors varies by 4% at n = 10^7, and more for a smaller n.
@@ -110,19 +110,23 @@ class ReferenceTensor:
         """Free the exact result; `compare` then uses eager's. The budget stays."""
         self._values.exact = None
 
-    def compare(self, got: torch.Tensor, second_look: SecondLook | None = None) -> Comparison:
+    def compare(
+        self, got: torch.Tensor, rounded_otherwise: RoundedOtherwise | None = None
+    ) -> Comparison:
         """Compare a result with the reference's.
 
         Args:
             got: the result.
-            second_look: yields the reference's results, rounded otherwise; None if no wrong element
-                is excused.
+            rounded_otherwise: yields the reference's results with other roundings; None if no wrong
+                element is excused.
         """
         got = flat_reals(got)
         comparison = self._compare(got)
-        if comparison.mistake is None or second_look is None:
+        if comparison.mistake is None or rounded_otherwise is None:
             return comparison
-        excused = find_excused(comparison.wrong, got, self.eager, self._limits.budget, second_look)
+        excused = find_excused(
+            comparison.wrong, got, self.eager, self._limits.budget, rounded_otherwise
+        )
         if excused is None:
             return comparison
         return self._compare(got, excused)

@@ -20,8 +20,8 @@ MIN_UNSTABLE_COUNT = 4
 # An element is moved far if it moves by more than FAR times what the budget allows.
 FAR = 16
 
-# Yields the reference's results for the same inputs, rounded otherwise; see `other_roundings`.
-SecondLook = Callable[[], Iterator[torch.Tensor]]
+# Yields the reference's results for the same inputs with other roundings; see `other_roundings`.
+RoundedOtherwise = Callable[[], Iterator[torch.Tensor]]
 
 
 def find_excused(
@@ -29,7 +29,7 @@ def find_excused(
     got: torch.Tensor,
     eager: torch.Tensor,
     budget: Budget,
-    second_look: SecondLook,
+    rounded_otherwise: RoundedOtherwise,
 ) -> torch.Tensor | None:
     """Return a flat mask of the wrong elements that rounding explains; None if there are none.
 
@@ -42,13 +42,13 @@ def find_excused(
         got: the solution's flat result.
         eager: eager's flat result for the same inputs.
         budget: how far off an element may be.
-        second_look: yields the reference's results, rounded otherwise.
+        rounded_otherwise: yields the reference's results with other roundings.
     """
     most = max(MAX_UNSTABLE_SHARE * len(got), MIN_UNSTABLE_COUNT)
     if not 0 < count_true(wrong) <= most:
         return None
     wrong_elements = _WrongElements(wrong, got, eager)
-    for result in second_look():
+    for result in rounded_otherwise():
         other = flat_reals(result)
         if other.shape != eager.shape or _count_far(other, eager, budget) > most:
             return None

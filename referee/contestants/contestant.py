@@ -93,7 +93,7 @@ class Contestant:
         self.has_walls = self._init_pid != 0
         if self.has_walls:
             processes.referees_pids.add(self._init_pid)
-        self._tree = processes.Tree(self.pid, role is Role.SOLUTION, self._init_pid)
+        self._tree = processes.ProcessTree(self.pid, role is Role.SOLUTION, self._init_pid)
         self.reader = Reader(self.pid, device, pool)
         try:
             # It is not forged: no solution's code has run yet.

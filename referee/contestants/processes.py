@@ -154,15 +154,21 @@ def _live_threads(pid: int) -> dict[str, str]:
     return live
 
 
-class Tree:
+class ProcessTree:
     """A contestant's process and everything below it, which stop and go on together.
 
-    For each request, the caller uses the methods in this order:
+    `Contestant.ask` uses the methods as follows. Time runs downwards:
 
-        stop        the request before is answered: all processes stop
-        note_runs   after the clock has stopped: how often each thread has run
-        has_run     just before `go_on`: whether a thread has run since `stop`
-        go_on       all processes go on
+        has_run     whether a thread has run since the last `stop`; if not, the request is made
+        ----------- the referee's clock starts
+        go_on       all processes go on; one of them replies
+        stop        a search has found all of them at rest. None can fork or wake another one;
+                    a timer or a tracer can still wake one
+        ----------- the clock stops
+        note_runs   it is noted how often each thread has run. A process that was woken before, and
+                    still runs or has started another one, is found
+                    the referee compares results and writes the next inputs
+        has_run     a thread that has run in between has another number than the one noted
 
     Args:
         pid: the contestant's process, a child of the referee.
@@ -212,12 +218,9 @@ class Tree:
     def note_runs(self) -> None:
         """Note how often each thread of a solution has run; `has_run` compares.
 
-        It takes too long for `stop`, during which the clock runs. So another search follows here,
-        for a process that something has woken since `stop`: it still runs, or it has started
-        another process.
-
-        The search looks at each thread. A process that another one traces (see ptrace(2)) has
-        stopped for `stop`, but its tracer can have let one of its threads go on.
+        It takes too long for `stop`, during which the clock runs. The search for woken processes
+        looks at each thread. A process that another one traces (see ptrace(2)) has stopped for
+        `stop`, but its tracer can have let one of its threads go on.
         """
         if not self._is_solution:
             return
@@ -269,7 +272,8 @@ class Tree:
 def _wait_for_rest(pids: list[int]) -> None:
     """Wait a while until processes that got SIGSTOP are at rest.
 
-    If one does not come to rest, its children are woken, and the search in `Tree.stop` begins anew.
+    If one does not come to rest, its children are woken, and the search in `ProcessTree.stop`
+    begins anew.
     """
     for pid in pids:
         if not _comes_to_rest(pid):

@@ -9,9 +9,10 @@ it is therefore wrong or unreadable.
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ReadTimeoutError
+from typing import NamedTuple
 
 import torch
 
@@ -52,6 +53,18 @@ class UnreadableError(Exception):
 
 class BadDescriptionError(Exception):
     """A process's description of a result fits no tensor; the message says how."""
+
+
+class SomeElements(NamedTuple):
+    """Some elements of a tensor in a process's memory.
+
+    Attributes:
+        description: the tensor's description, not yet checked.
+        indices: the elements' indices in the flattened tensor.
+    """
+
+    description: dict
+    indices: list[int]
 
 
 class _IoVector(ctypes.Structure):
@@ -154,30 +167,61 @@ class Reader:
         empty = torch.empty(0, dtype=dtype, device=data.device)
         return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
 
-    def read_elements(self, description: dict, indices: torch.Tensor) -> torch.Tensor:
-        """Return some elements of the tensor that a description describes.
+    def read_elements(self, wanted: list[SomeElements]) -> list[torch.Tensor | None]:
+        """Return the bytes of some elements of several tensors.
+
+        On a GPU all elements come in one copy, because hundreds of small ones would take long.
 
         Args:
-            description: the tensor's description.
-            indices: the elements' indices in the flattened tensor.
+            wanted: the tensors and the elements.
+
+        Returns:
+            For each tensor the bytes of its elements, one after the other; None if its description
+            fits no tensor or its memory cannot be read.
+        """
+        pieces_of_tensors: list[list[torch.Tensor] | None] = []
+        for elements in wanted:
+            try:
+                pieces_of_tensors.append(self._read_pieces(elements))
+            except (BadDescriptionError, UnreadableError):
+                pieces_of_tensors.append(None)
+        pieces = [piece for its_pieces in pieces_of_tensors for piece in its_pieces or ()]
+        if not pieces:
+            return [None] * len(wanted)
+        read = torch.cat(pieces).cpu()
+        all_bytes: list[torch.Tensor | None] = []
+        start = 0
+        for its_pieces in pieces_of_tensors:
+            if its_pieces is None:
+                all_bytes.append(None)
+                continue
+            size = sum(map(len, its_pieces))
+            all_bytes.append(read[start : start + size])
+            start += size
+        return all_bytes
+
+    def _read_pieces(self, elements: SomeElements) -> list[torch.Tensor]:
+        """Return the bytes of each element; on a GPU without a copy.
 
         Raises:
             BadDescriptionError, UnreadableError: as `read_whole` does.
         """
-        description = validated(description)
-        dtype = getattr(torch, description["dtype"])
+        description = validated(elements.description)
+        item_bytes = getattr(torch, description["dtype"]).itemsize
         shape, strides = description["shape"], description["strides"]
-        offsets = [memory_offset(index, shape, strides) for index in indices.tolist()]
+        offsets = [memory_offset(index, shape, strides) for index in elements.indices]
         if self._device.type == "cuda":
-            size = span_of(shape, strides, dtype.itemsize)
-            data = self._map_gpu_bytes(description, size, dtype.itemsize).view(dtype)
-            return as_indexable(data)[torch.tensor(offsets, device=self._device)].view(dtype)
-        values = torch.empty(len(indices), dtype=dtype)
-        for i, offset in enumerate(offsets):
-            address = description["address"] + offset * dtype.itemsize
-            target = values.data_ptr() + i * dtype.itemsize
-            copy_memory(self._pid, address, dtype.itemsize, target)
-        return values
+            data = self._map_gpu_bytes(description, span_of(shape, strides, item_bytes), item_bytes)
+            return bytes_of_elements(data, offsets, item_bytes)
+        values = torch.empty(len(offsets) * item_bytes, dtype=torch.uint8)
+
+        def copy_all() -> None:
+            for i, offset in enumerate(offsets):
+                address = description["address"] + offset * item_bytes
+                copy_memory(self._pid, address, item_bytes, values.data_ptr() + i * item_bytes)
+
+        self._within_limit(copy_all)
+        return [values]
 
     def can_read(self, description: dict) -> bool:
         """Return whether the tensor that a description describes can be read; forget it."""
@@ -211,16 +255,19 @@ class Reader:
         """
         if self._buffer.numel() < size:
             self._make_buffer(size, element_bytes)
+        target = self._buffer.data_ptr()
+        self._within_limit(lambda: copy_memory(self._pid, address, size, target))
+        return self._buffer[:size]
+
+    def _within_limit(self, copy: Callable[[], None]) -> None:
+        """Copy memory of the process; raise UnreadableError if it takes MAX_READ_SECONDS."""
         if self._waits_for_ever:
             raise UnreadableError(NO_PAGE)
-        target = self._buffer.data_ptr()
-        reading = self._thread.submit(copy_memory, self._pid, address, size, target)
         try:
-            reading.result(timeout=MAX_READ_SECONDS)
+            self._thread.submit(copy).result(timeout=MAX_READ_SECONDS)
         except ReadTimeoutError:
             self._waits_for_ever = True
             raise UnreadableError(NO_PAGE) from None
-        return self._buffer[:size]
 
     def _make_buffer(self, size: int, element_bytes: int) -> None:
         """Replace the buffer for copies by a larger one; the arguments are those of `_copy_bytes`.
@@ -282,6 +329,19 @@ def _check_reach(byte_offset: int, size: int, allocation_size: int) -> None:
 def as_indexable(x: torch.Tensor) -> torch.Tensor:
     """Return a view of a tensor's bits in a dtype that every torch can index."""
     return x.view(INDEXABLE_DTYPES[x.itemsize])
+
+
+def bytes_of_elements(
+    data: torch.Tensor, offsets: list[int], item_bytes: int
+) -> list[torch.Tensor]:
+    """Return views of the bytes of some elements.
+
+    Args:
+        data: the bytes of a tensor's memory, from its first element on.
+        offsets: the elements' distances from the first one, see `memory_offset`.
+        item_bytes: the bytes of an element.
+    """
+    return [data[offset * item_bytes : (offset + 1) * item_bytes] for offset in offsets]
 
 
 def memory_offset(index: int, shape: Sequence[int], strides: Sequence[int]) -> int:

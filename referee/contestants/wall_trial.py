@@ -17,6 +17,7 @@ from time import monotonic
 
 import torch
 
+from referee.call_names import MODULE
 from referee.contestants import processes
 from referee.contestants.contestant import Contestant
 from referee.contestants.errors import EndedError, ForgedError, RaisedError, TimeLimitError
@@ -27,7 +28,6 @@ from referee.contestants.region import Region
 from referee.contestants.role import Role
 from referee.contestants.server import Server
 from referee.devices import choose_device
-from referee.names import MODULE
 
 TRIAL_SECONDS = 60.0  # time limit of the trial
 PROBE_TEXT = b"""
@@ -45,7 +45,7 @@ def find_obstacle(server: Server, device: torch.device) -> str | None:
     """Return why contestants on a device cannot have walls; None if they can.
 
     The caller must be in a `with processes.subreaper()` block, and no solution may run yet: the
-    trial's process is treated as one, see `processes.Tree`.
+    trial's process is treated as one, see `processes.ProcessTree`.
 
     Args:
         server: forks the trial's process; its attribute `gives_walls` must be True.

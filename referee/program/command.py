@@ -20,7 +20,7 @@ from referee.contestants.forms import dtype_name
 from referee.devices import choose_device
 from referee.engine import read_files
 from referee.grading import TIMEOUT, Options
-from referee.messages import first_error_line
+from referee.message_lines import first_error_line
 from referee.program import folders
 from referee.program.arguments import Parser, check_options, make_parser
 from referee.program.file_grader import FileGrader

@@ -20,9 +20,9 @@ from statistics import quantiles
 
 import torch
 
+from referee.call_names import MODULE
 from referee.devices import choose_device
 from referee.engine import referee_at_work
-from referee.names import MODULE
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.resources import Resources
@@ -66,7 +66,7 @@ def measure(elements: int, device: torch.device) -> str:
             resources.eager.start()
             resources.memory.write_inputs([resources.problem.draw()])
             resources.eager.set_precision()
-            process = resources.eager.processes[0].contestant
+            process = resources.eager.members[0].contestant
             flush = make_flush(resources)
             nothing = empty_call(resources)
             eager = TimedCall("eager", process, MODULE)

@@ -14,15 +14,15 @@ import torch
 
 from referee import console
 from referee.contestants.server import Server
-from referee.eager_processes import Reserve
+from referee.eager_processes import KeptEagerProcess
 from referee.engine import Engine
 from referee.grading import GradedFile, Options
-from referee.messages import first_error_line, printable
+from referee.message_lines import first_error_line, printable
 from referee.records import Subject
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.verdict import NotCorrectError, Verdict
-from referee.words import ERROR, LEFT_OUT
+from referee.verdict_words import ERROR, LEFT_OUT
 
 Report = Callable[[Verdict], None]
 
@@ -59,7 +59,7 @@ class FileGrader:
         options: Options,
         report: Report,
         server: Server,
-        reserve: Reserve | None = None,
+        kept_process: KeptEagerProcess | None = None,
     ) -> None:
         """Grade all files on a subject.
 
@@ -68,7 +68,7 @@ class FileGrader:
             options: how files are graded on it.
             report: is called with the verdict on each file, as soon as there is one.
             server: forks contestants.
-            reserve: keeps eager's process for the next subject.
+            kept_process: keeps eager's process for the next subject.
 
         Raises:
             NotCorrectError: no file can be graded on the subject. All files get its verdict.
@@ -79,7 +79,7 @@ class FileGrader:
             word = LEFT_OUT if options.is_sweep else ERROR
             self.progress.clear()
             raise NotCorrectError(word, first_error_line(str(error))) from None
-        engine = Engine(problem, server, options, self.progress, reserve)
+        engine = Engine(problem, server, options, self.progress, kept_process)
         try:
             reason = engine.try_to_prepare()  # it times eager alone
             if not reason:

@@ -18,14 +18,14 @@ from referee.contestants.forms import dtype_name
 from referee.contestants.server import Server
 from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
-from referee.messages import first_error_line
+from referee.message_lines import first_error_line
 from referee.program import fork_server
 from referee.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report.folder_table import NOT_GRADED
 from referee.verdict import Verdict
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 SECONDS_TO_END = 10  # that a worker has to end the processes that it has started
 

@@ -21,11 +21,11 @@ import torch
 from referee import console, records
 from referee.engine import read_files
 from referee.grading import Options
-from referee.messages import printable
+from referee.message_lines import printable
 from referee.program.folder_workers import Task, grade_tasks
 from referee.program.pairs import absolute, pair
 from referee.report import files, folder_table, graded_files
-from referee.words import CORRECT
+from referee.verdict_words import CORRECT
 
 # A line of `--out` has at least these keys, and "problem" is the first.
 RECORD_KEYS = {"problem", "file", "verdict", "reason", "runs"}

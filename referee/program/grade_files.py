@@ -5,7 +5,7 @@ from referee.engine import referee_at_work
 from referee.program.file_grader import FileGrader
 from referee.report import graded_files, tables
 from referee.verdict import NotCorrectError, Verdict
-from referee.words import CORRECT
+from referee.verdict_words import CORRECT
 
 
 def grade_files(grader: FileGrader) -> bool:

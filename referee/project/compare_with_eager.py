@@ -9,14 +9,14 @@ from time import monotonic
 
 from referee import console, records
 from referee.contestants.server import Server
-from referee.eager_processes import Reserve
+from referee.eager_processes import KeptEagerProcess
 from referee.engine import referee_at_work
 from referee.program.file_grader import FileGrader
 from referee.project.project import Project
 from referee.records import Subject
 from referee.report import comparison_tables, tables
 from referee.verdict import NotCorrectError, Verdict
-from referee.words import CORRECT, ERROR
+from referee.verdict_words import CORRECT, ERROR
 
 
 class UnimportableError(Exception):
@@ -44,13 +44,16 @@ class ComparisonWithEager:
         start = monotonic()
         try:
             # The solution's own build is kept for the next time, so `separate_builds` is false.
-            with referee_at_work(separate_builds=False) as server, closing(Reserve()) as reserve:
+            with (
+                referee_at_work(separate_builds=False) as server,
+                closing(KeptEagerProcess()) as kept_process,
+            ):
                 if grader.options.is_quick:
                     self._announce_quick_check()
                 for index, subject in enumerate(grader.subjects):
                     stage = "building the kernels" if index == 0 else "starting"
                     grader.show_progress(index, stage)
-                    self._grade(subject, server, reserve)
+                    self._grade(subject, server, kept_process)
         except UnimportableError as error:
             console.say(f"the solution cannot be imported: {error}")
             return False
@@ -70,7 +73,7 @@ class ComparisonWithEager:
         built = "once the first run has built the kernels (up to a minute)"
         console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
 
-    def _grade(self, subject: Subject, server: Server, reserve: Reserve) -> None:
+    def _grade(self, subject: Subject, server: Server, kept_process: KeptEagerProcess) -> None:
         """Grade the solution on a subject.
 
         Raises:
@@ -84,7 +87,7 @@ class ComparisonWithEager:
 
         grader = self._grader
         try:
-            grader.grade(subject, grader.options, report, server, reserve)
+            grader.grade(subject, grader.options, report, server, kept_process)
         except NotCorrectError as error:  # the problem cannot be graded
             self._show(subject, Verdict(grader.files[0].path, error.word, error.reason))
 

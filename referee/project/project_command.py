@@ -27,7 +27,7 @@ from referee import console, records
 from referee.devices import choose_device
 from referee.engine import read_files
 from referee.grading import Options
-from referee.messages import first_error_line
+from referee.message_lines import first_error_line
 from referee.program import command
 from referee.program.file_grader import FileGrader
 from referee.program.grade_files import grade_files

@@ -14,7 +14,7 @@ import torch
 from referee import console, records
 from referee.contestants.free_memory import BUFFERS, MAX_SHARE_OF_FREE, free_bytes
 from referee.contestants.server import Server
-from referee.eager_processes import Reserve
+from referee.eager_processes import KeptEagerProcess
 from referee.engine import referee_at_work
 from referee.program.file_grader import FileGrader
 from referee.project.roofline import add_roofline, copy_bandwidth
@@ -22,7 +22,7 @@ from referee.records import Subject
 from referee.reference.dtypes import DTYPES
 from referee.report import sweep_lines
 from referee.verdict import NotCorrectError, Verdict
-from referee.words import CORRECT, LEFT_OUT
+from referee.verdict_words import CORRECT, LEFT_OUT
 
 SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size may exceed it
 
@@ -49,10 +49,13 @@ class Sweep:
         self._start = monotonic()
         try:
             # The solution's own build is kept for the next time, so `separate_builds` is false.
-            with referee_at_work(separate_builds=False) as server, closing(Reserve()) as reserve:
+            with (
+                referee_at_work(separate_builds=False) as server,
+                closing(KeptEagerProcess()) as kept_process,
+            ):
                 console.show(grader.headline)
                 for index in range(len(grader.subjects)):
-                    self._time_size(index, server, reserve)
+                    self._time_size(index, server, kept_process)
         finally:  # after an interrupt, too
             grader.progress.clear()
             if self._records:
@@ -61,13 +64,13 @@ class Sweep:
         are_right = all(record["verdict"] in (CORRECT, LEFT_OUT) for record in self._records)
         return are_right and not sweep_lines.untimed(self._records)
 
-    def _time_size(self, index: int, server: Server, reserve: Reserve) -> None:
+    def _time_size(self, index: int, server: Server, kept_process: KeptEagerProcess) -> None:
         """Time a size, unless it is left out.
 
         Args:
             index: the size's index in the grader's subjects.
             server: forks contestants.
-            reserve: keeps eager's process for the next size.
+            kept_process: keeps eager's process for the next size.
         """
         grader = self._grader
         subject, path = grader.subjects[index], grader.files[0].path
@@ -80,7 +83,7 @@ class Sweep:
         rounds = grader.options.rounds._replace(cpu_seconds=seconds / 2)
         options = replace(grader.options, rounds=rounds)
         try:
-            grader.grade(subject, options, partial(self._show, subject), server, reserve)
+            grader.grade(subject, options, partial(self._show, subject), server, kept_process)
         except NotCorrectError as error:  # the size cannot be graded
             self._show(subject, Verdict(path, error.word, error.reason))
 

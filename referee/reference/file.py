@@ -11,7 +11,7 @@ from torch import nn
 
 from referee.contestants.descriptions import as_plain_tensor, flatten
 from referee.contestants.execute import execute
-from referee.messages import first_error_line
+from referee.message_lines import first_error_line
 from referee.reference.random_values import reseed
 
 T = TypeVar("T")
@@ -44,9 +44,10 @@ class ReferenceFile:
         solutions: names that a solution's class may have. The first one that the solution's file
             defines is graded.
         dtype: the dtype to which modules are converted; None to convert none.
-        covers_all_values: whether `get_inputs` draws values of all kinds and of both signs. A
-            solution must then be right for any inputs. The problem's own small cases cover these,
-            so fewer draws are needed at the timed size.
+        has_own_cases: whether a project's `Problem.cases` tries values of all kinds and of both
+            signs. A solution must then be right for any inputs: there is no second look, and
+            `get_inputs` may draw tensors with gaps. Less is tried at the timed size: fewer draws,
+            no unusual inputs, and neither whether float64 works nor whether inputs repeat.
         folders: folders from which a solution may import, besides the reference's own.
     """
 
@@ -57,14 +58,14 @@ class ReferenceFile:
     text: bytes = b""
     solutions: tuple[str, ...] = ("ModelNew",)
     dtype: torch.dtype | None = None
-    covers_all_values: bool = False
+    has_own_cases: bool = False
     folders: list[str] = field(default_factory=list)
 
     def draw(self, device: torch.device = CPU) -> list:
         """Return new arguments of a forward.
 
-        Tensors are on the device. They are dense, with neither gaps nor overlaps, unless the file
-        covers all values.
+        Tensors are on the device. They are dense, with neither gaps nor overlaps, unless the
+        problem has cases of its own.
 
         The file may set a seed when it is imported, and `get_inputs` may set one in each call. A
         solution can read the file. So the generators get new seeds before the call and after it:
@@ -80,7 +81,7 @@ class ReferenceFile:
                     f"get_inputs gives a {type(value).__name__}; tensors, numbers, booleans, "
                     "strings and None are possible"
                 )
-        if self.covers_all_values:
+        if self.has_own_cases:
             return inputs
         dense = []
         for x in inputs:

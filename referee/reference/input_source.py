@@ -22,7 +22,7 @@ class InputSource:
         tensor_indices: the indices of those inputs that are tensors with elements.
         float_indices: the indices of those tensors that hold floats; float8 does not count.
         repeats: whether `get_inputs` draws equal inputs each time, as under a fixed seed. It
-            is not tried, and False, if the file covers all values.
+            is not tried, and False, if the problem has cases of its own.
 
     Raises:
         BadReferenceError: no input is a tensor with elements, or `get_inputs` raises or gives
@@ -37,7 +37,7 @@ class InputSource:
         self._draws_on_device = draws_on_device
         self._form = forms_of(first)
         self.repeats = False
-        if not file.covers_all_values:
+        if not file.has_own_cases:
             self.repeats = _are_equal(first, self.draw())
         self.tensor_indices = [i for i, x in enumerate(first) if _is_tensor(x) and x.numel()]
         if not self.tensor_indices:

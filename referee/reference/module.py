@@ -11,7 +11,7 @@ from torch import nn
 from referee.comparison.accuracy import typical_error
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.comparison.second_look import SecondLook
+from referee.comparison.second_look import RoundedOtherwise
 from referee.contestants.forms import without_repeats
 from referee.reference.file import BadReferenceError
 from referee.reference.other_roundings import OtherRoundings
@@ -128,17 +128,17 @@ class ReferenceModule:
         with self._restored_buffers():
             return step_with_budgets(self._problem, step)
 
-    def second_look(self, inputs: list, result_index: int) -> SecondLook | None:
+    def rounded_otherwise(self, inputs: list, result_index: int) -> RoundedOtherwise | None:
         """Return a function that computes one of a forward's results with other roundings.
 
-        It yields several results; fewer or none if memory is short. There is no second look, but
-        None, if the problem covers all values: its own limits then say what is right.
+        It yields several results; fewer or none if memory is short. A problem with cases of its own
+        has no second look, so the function is None.
 
         Args:
             inputs: the arguments of the forward.
             result_index: which of its results is computed.
         """
-        if self._problem.file.covers_all_values:
+        if self._problem.file.has_own_cases:
             return None
         return partial(self._results_with_other_roundings, inputs, result_index)
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from referee.call_names import COPY
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
 from referee.contestants.descriptions import as_plain_tensor, flatten
 from referee.contestants.forms import pack
 from referee.contestants.free_memory import MAX_SHARE_OF_FREE, free_bytes
-from referee.names import COPY
 from referee.reference.file import ReferenceFile
 from referee.reference.first_forward import check_state, run_first_forward
 from referee.reference.float64 import find_float64_obstacle, run_in_float64, run_in_tf32
@@ -107,7 +107,7 @@ class Problem:
             self.copy(module)  # the grading needs copies; this raises if none can be made
         self._check_room()
         self.float64_obstacle: str | None = None
-        if not file.covers_all_values:
+        if not file.has_own_cases:
             self.float64_obstacle = find_float64_obstacle(file, module, inputs)
 
     # ----------------------------------------------------------------- the reference and its inputs

@@ -85,5 +85,5 @@ def _random_range(x: torch.Tensor) -> slice:
     """
     count = max(1, min(len(x) // ALTERED_SHARE, MAX_ALTERED_BYTES // x.element_size()))
     last_start = len(x) - count
-    start = random.randrange(min(count, last_start), last_start + 1)
+    start = random.SystemRandom().randrange(min(count, last_start), last_start + 1)
     return slice(start, start + count)

@@ -1,6 +1,6 @@
 """Makes the text of a comparison of a project's own solution: tables, and the last lines."""
 
-from referee.names import COPY
+from referee.call_names import COPY
 from referee.report.tables import (
     LEGEND,
     UNDECIDED,
@@ -14,7 +14,7 @@ from referee.report.tables import (
     table,
     words_of_forwards,
 )
-from referee.words import CORRECT, INTERRUPTED, TIE, TOO_NOISY, WRONG
+from referee.verdict_words import CORRECT, INTERRUPTED, TIE, TOO_NOISY, WRONG
 
 TIME_TITLES = ["median ms", "p10 - p90 ms"]
 ERROR_TITLES = ["error against float64", "ours: max", "mean", "relF", "eager: max", "mean", "relF"]

@@ -4,7 +4,7 @@ import csv
 import io
 from statistics import geometric_mean
 
-from referee.messages import printable
+from referee.message_lines import printable
 from referee.report import by_role, graded_files, tables
 
 NOT_GRADED = "not graded"  # the verdict on a file whose reference cannot be graded

@@ -2,7 +2,7 @@
 
 from statistics import geometric_mean
 
-from referee.messages import printable
+from referee.message_lines import printable
 from referee.report.tables import (
     forward_rounds,
     forward_row,
@@ -12,7 +12,7 @@ from referee.report.tables import (
     step_row,
     table,
 )
-from referee.words import CORRECT, TIE, TOO_NOISY
+from referee.verdict_words import CORRECT, TIE, TOO_NOISY
 
 
 def describe(record: dict) -> str:
@@ -20,7 +20,7 @@ def describe(record: dict) -> str:
 
     For example:
 
-        mine.py: correct (exact; 7 cases), 1.5 ms, eager / this 2.0 [1.9, 2.1]: faster; 90% of ...
+        mine.py: correct (exact; 7 cases), 1.5 ms, 2.0 [1.9, 2.1] times eager's speed: faster; ...
             training step 1.8 [1.7, 1.9]: faster; keeps 32 bytes, eager 1,024
             get_inputs draws the same inputs every time
     """
@@ -31,8 +31,9 @@ def describe(record: dict) -> str:
     run = record["runs"][0]
     time, ratio, word, share = _time_cells(run)
     judged = f"{CORRECT} ({record['accuracy']}; {record['cases']} cases)"
-    speed = f"{share} of {_yardstick(run)}'s speed"
-    first_line = f"{file}: {judged}, {time} ms, eager / this {ratio}: {word}; {speed}"
+    beside_eager = f"{ratio} times eager's speed: {word}"
+    beside_yardstick = f"{share} of {_yardstick(run)}'s speed"
+    first_line = f"{file}: {judged}, {time} ms, {beside_eager}; {beside_yardstick}"
     more = [_describe_step(run)] if run["step"] else []
     more += record["notes"]
     if record["refused"]:
@@ -54,7 +55,7 @@ def ranking(records: list[dict]) -> str:
     """Return a table of all graded files, the fastest first, and KernelBench's scores."""
     runs = [record["runs"][0] for record in records if record["runs"]]
     yardstick = _yardstick(runs[0]) if runs else "a copy"
-    titles = ["file", "verdict", "accuracy", "median ms", "eager / this", "", f"of {yardstick}"]
+    titles = ["file", "verdict", "accuracy", "median ms", "speedup", "", f"of {yardstick}"]
     rows = [titles]
     for record in sorted(records, key=counted_ratio, reverse=True):
         cells = _time_cells(record["runs"][0]) if record["runs"] else [""] * 4
@@ -66,17 +67,14 @@ def ranking(records: list[dict]) -> str:
 def scores(records: list[dict]) -> str:
     """Return KernelBench's scores: how many are correct, fast_p, and the geometric mean.
 
-    fast_p is the share of files that are correct and more than p times as fast as eager; a tie is
-    not faster than 1.
+    fast_p is the share of files that are correct and more than p times as fast as eager.
     """
     count = len(records)
     correct = len([record for record in records if record["verdict"] == CORRECT])
-    timed = [record for record in records if counted_ratio(record) > 0]
-    ratios = [counted_ratio(record) for record in timed]
-    ratios_without_ties = [counted_ratio(record) for record in timed if not _is_tie(record)]
+    ratios = [ratio for ratio in map(counted_ratio, records) if ratio > 0]
     parts = [f"{correct} of {count} correct", f"fast_0 {correct / count:.2f}"]
     for p in (1, 2):
-        faster = len([ratio for ratio in ratios_without_ties if ratio > p])
+        faster = len([ratio for ratio in ratios if ratio > p])
         parts.append(f"fast_{p} {faster / count:.2f}")
     if ratios:
         parts.append(f"geometric mean of {len(ratios)} ratios: {geometric_mean(ratios):.3f}")
@@ -98,18 +96,16 @@ def _time_cells(run: dict) -> list[str]:
 
 
 def counted_ratio(record: dict) -> float:
-    """Return the ratio of a record's first run; 0 if it does not count.
+    """Return the ratio of a record's first run as scores and the ranking count it.
 
-    It does not count if the file is not correct, not timed, or the time is too noisy.
+    A tie counts as 1, because its ratio is noise. A file that is not correct or not timed, or whose
+    time is too noisy, counts as 0.
     """
     if record["verdict"] != CORRECT or not record["runs"]:
         return 0.0
     run = record["runs"][0]
     if run["time"] == TOO_NOISY:
         return 0.0
+    if run["time"] == TIE:
+        return 1.0
     return forward_row(run, "solution")["ratio"]
-
-
-def _is_tie(record: dict) -> bool:
-    """Return whether the time of a record's first run is a tie with eager's. It must have a run."""
-    return record["runs"][0]["time"] == TIE

@@ -1,10 +1,10 @@
 """Makes the file of `--markdown`: a line on the measurement, and a table of the results."""
 
-from referee.messages import printable
+from referee.message_lines import printable
 from referee.report import machine_and_versions
 from referee.report.graded_files import counted_ratio
 from referee.report.tables import forward_rounds, forward_row, milliseconds, step_row
-from referee.words import CORRECT, TIE, TOO_NOISY
+from referee.verdict_words import CORRECT, TIE, TOO_NOISY
 
 
 def as_markdown(content: dict) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from referee import console
-from referee.names import COPY
+from referee.call_names import COPY
 from referee.report import SCALE, files, load
 
 # The styles of lines and bars by role, readable on white and on black. A yardstick is a copy, or a

@@ -1,7 +1,7 @@
 """Makes the text of a sweep: a line for each size, and the last lines."""
 
 from referee.report.tables import LEGEND, NOISY, UNDECIDED, forward_row, interval
-from referee.words import LEFT_OUT, TIE, TOO_NOISY
+from referee.verdict_words import LEFT_OUT, TIE, TOO_NOISY
 
 # The width of the first column, and the format of the others.
 LABEL_WIDTH = 30

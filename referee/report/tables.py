@@ -4,9 +4,9 @@
 `referee/records.py` explains records, runs, summaries and rows.
 """
 
-from referee.messages import printable
+from referee.message_lines import printable
 from referee.report import by_role, machine
-from referee.words import TIE, TOO_NOISY
+from referee.verdict_words import TIE, TOO_NOISY
 
 LEGEND = f"{TIE}: it may be the same speed"
 NOISY = f"{TOO_NOISY}: torch's own time varied too much; an idle machine or more --trials help"

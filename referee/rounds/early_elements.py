@@ -2,8 +2,7 @@
 
 import math
 import random
-from contextlib import suppress
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 
@@ -12,30 +11,23 @@ from referee.contestants.descriptions import ResultIndex
 from referee.contestants.reading import (
     MAX_NUMBER,
     BadDescriptionError,
-    UnreadableError,
+    SomeElements,
     as_indexable,
+    bytes_of_elements,
     memory_offset,
     validated,
 )
 from referee.resources import Resources
 
-READ_ELEMENTS = 32  # of a request's results, in all
+READ_ELEMENTS = 32  # of a request's results, in all; more if there are more results
 # The reason of a verdict if an element differs.
 CHANGES_LATE = (
     "result is not complete when its clock stops; finish all streams and threads before returning"
 )
-
-
-class _Elements(NamedTuple):
-    """Some elements of a result.
-
-    Attributes:
-        indices: their indices in the flattened result.
-        values: the elements.
-    """
-
-    indices: torch.Tensor
-    values: torch.Tensor
+# No solution can foresee what this generator draws.
+GENERATOR = random.SystemRandom()
+# Nodes of GPUs in /dev: NVIDIA's, AMD's, those of other drivers, and that of Windows's subsystem.
+GPU_NODES = ("nvidiactl", "kfd", "dri", "dxg")
 
 
 class EarlyElements:
@@ -47,7 +39,8 @@ class EarlyElements:
     Where a process copies its results, the elements are those of the copies, which are in the
     referee's memory. The process runs the copies, so it may queue them as well.
 
-    On a CPU nothing is read in place, because a stopped process computes nothing.
+    On a CPU nothing is read in place unless the machine has a GPU: a stopped process computes
+    nothing, but a GPU goes on and can write into the memory of a CPU's result.
 
     Args:
         resources: of the problem that is timed.
@@ -56,48 +49,50 @@ class EarlyElements:
 
     def __init__(self, resources: Resources, contestant: Contestant) -> None:
         self._resources = resources
-        self._is_on_gpu = resources.problem.device.type == "cuda"
+        is_on_gpu = resources.problem.device.type == "cuda"
+        self._reads_in_place = is_on_gpu or has_gpu()
         self._reader = contestant.reader
-        self._elements: dict[ResultIndex, _Elements] = {}
+        self._indices: dict[ResultIndex, list[int]] = {}
+        self._bytes: dict[ResultIndex, torch.Tensor] = {}  # of the elements with these indices
 
     def read(self, reply: dict) -> None:
-        """Read some elements of one result of each call, chosen at random."""
+        """Read some elements of the results of all calls, chosen at random."""
         returned = reply["returned"]
         count = max(1, READ_ELEMENTS // max(len(returned), 1))
         if self._resources.memory.are_results_copied:
             # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
             for call_index, region in enumerate(self._resources.memory.outputs[: len(returned)]):
-                self._read_copy(call_index, region.tensors, count)
-        elif self._is_on_gpu:
-            for call_index, returned_by_call in enumerate(returned):
-                with suppress(BadDescriptionError, UnreadableError):  # the comparison reports it
-                    self._read_in_place(call_index, returned_by_call["results"], count)
+                self._read_copies(call_index, region.tensors, count)
+        elif self._reads_in_place:
+            self._read_in_place(returned, count)
 
-    def _read_copy(self, call_index: int, copies: list[torch.Tensor], count: int) -> None:
-        """Read some elements of the copy of one of a call's results."""
-        readable = [i for i, copy in enumerate(copies) if copy.numel()]
-        if not readable:
-            return
-        result_index = random.choice(readable)
-        copy = copies[result_index]
-        indices = torch.randint(copy.numel(), (count,))
-        offsets = [memory_offset(i, copy.shape, copy.stride()) for i in indices.tolist()]
-        # A view of the memory from the first element on: `reshape` might copy the whole tensor.
-        flat = as_indexable(copy.as_strided((max(offsets) + 1,), (1,)))
-        values = flat[torch.tensor(offsets, device=copy.device)].cpu()
-        self._elements[ResultIndex(call_index, result_index)] = _Elements(indices, values)
+    def _read_copies(self, call_index: int, copies: list[torch.Tensor], count: int) -> None:
+        """Read some elements of the copies of a call's results."""
+        sizes = {i: (copy.numel(), copy.itemsize) for i, copy in enumerate(copies) if copy.numel()}
+        for result_index, indices in choose_elements(sizes, count).items():
+            copy = copies[result_index]
+            offsets = [memory_offset(i, copy.shape, copy.stride()) for i in indices]
+            # A view of the memory from the first element on: `reshape` might copy the whole tensor.
+            flat = copy.as_strided((max(offsets) + 1,), (1,)).view(torch.uint8)
+            index = ResultIndex(call_index, result_index)
+            self._indices[index] = indices
+            self._bytes[index] = torch.cat(bytes_of_elements(flat, offsets, copy.itemsize)).cpu()
 
-    def _read_in_place(self, call_index: int, descriptions: list[dict], count: int) -> None:
-        """Read some elements of one of a call's results in the process's memory."""
-        readable = [i for i, description in enumerate(descriptions) if description.get("handle")]
-        if not readable:
-            return
-        result_index = random.choice(readable)
-        size = math.prod(validated(descriptions[result_index])["shape"])
-        if 0 < size < MAX_NUMBER:
-            indices = torch.randint(size, (count,))
-            values = self._reader.read_elements(descriptions[result_index], indices).cpu()
-            self._elements[ResultIndex(call_index, result_index)] = _Elements(indices, values)
+    def _read_in_place(self, returned: list[dict], count: int) -> None:
+        """Read some elements of the results of all calls in the process's memory."""
+        wanted = {}
+        for call_index, returned_by_call in enumerate(returned):
+            descriptions = returned_by_call["results"]
+            sizes = _sizes_of(descriptions)
+            for result_index, indices in choose_elements(sizes, count).items():
+                wanted[ResultIndex(call_index, result_index)] = SomeElements(
+                    descriptions[result_index], indices
+                )
+        all_bytes = self._reader.read_elements(list(wanted.values()))
+        for index, its_bytes in zip(wanted, all_bytes, strict=True):
+            if its_bytes is not None:  # else the comparison reports why it cannot be read
+                self._indices[index] = wanted[index].indices
+                self._bytes[index] = its_bytes
 
     def differs(self, index: ResultIndex, late_result: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
@@ -106,9 +101,52 @@ class EarlyElements:
             index: the result's index in the reply.
             late_result: the result as it was read after the clock had stopped.
         """
-        elements = self._elements.get(index)
-        if elements is None:
+        indices = self._indices.get(index)
+        if indices is None:
             return False
         flat = as_indexable(late_result).reshape(-1)
-        late_values = flat[elements.indices.to(flat.device)].cpu()
-        return not torch.equal(late_values.view(torch.uint8), elements.values.view(torch.uint8))
+        late_values = flat[torch.tensor(indices, device=flat.device)].cpu()
+        return not torch.equal(late_values.view(torch.uint8), self._bytes[index])
+
+
+def has_gpu() -> bool:
+    """Return whether the machine may have a GPU, whether or not torch can use it."""
+    return any(Path("/dev", node).exists() for node in GPU_NODES)
+
+
+def choose_elements(sizes: dict[int, tuple[int, int]], count: int) -> dict[int, list[int]]:
+    """Choose elements of a call's results at random, so that no solution can foresee them.
+
+    Each byte of all results has the same chance. Of a result that would have none, one element is
+    chosen in addition: the work of a small result, such as the sum of a large tensor, may be large.
+
+    Args:
+        sizes: each result's number of elements, which is not 0, and the bytes of an element.
+        count: how many elements are chosen, without those that are added.
+
+    Returns:
+        Indices of elements in the flattened result, for each result.
+    """
+    if not sizes:
+        return {}
+    all_bytes = [numel * item_bytes for numel, item_bytes in sizes.values()]
+    chosen = GENERATOR.choices(list(sizes), all_bytes, k=count)
+    indices = {}
+    for result_index, (numel, _) in sizes.items():
+        its_count = max(1, chosen.count(result_index))
+        indices[result_index] = [GENERATOR.randrange(numel) for _ in range(its_count)]
+    return indices
+
+
+def _sizes_of(descriptions: list[dict]) -> dict[int, tuple[int, int]]:
+    """Return the number of elements and the bytes of one for each result that can be read."""
+    sizes = {}
+    for result_index, description in enumerate(descriptions):
+        try:
+            valid = validated(description)
+        except BadDescriptionError:  # the comparison reports it
+            continue
+        numel = math.prod(valid["shape"])
+        if 0 < numel < MAX_NUMBER:
+            sizes[result_index] = numel, getattr(torch, valid["dtype"]).itemsize
+    return sizes

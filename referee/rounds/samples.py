@@ -7,7 +7,7 @@ from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
 from referee.times.timing import Names, p10_and_p90
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
-from referee.words import FASTER
+from referee.verdict_words import FASTER
 
 FALSE_CLOCK = "its clock is false: the referee's counts"
 # If less than this part of a call's time can be hidden, nothing is said.
@@ -22,7 +22,7 @@ class RoundSamples:
     """The samples that all timed calls have in the rounds so far.
 
     Args:
-        names: the names of the solution, of eager and of eager again.
+        names: the names of the solution, of eager and of the control.
         timed_calls: all but the empty call.
 
     Attributes:
@@ -77,7 +77,7 @@ def _clock_note(names: Names, device: str, samples: RoundSamples, waiting_second
     longer faster then, its gain is UNCONFIRMED.
 
     Args:
-        names: the names of the solution, of eager and of eager again.
+        names: the names of the solution, of eager and of the control.
         device: "cpu" or "cuda".
         samples: the samples of all rounds.
         waiting_seconds: the seconds of a request in which a GPU waits.

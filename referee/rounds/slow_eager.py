@@ -8,16 +8,16 @@ have slowed, is timed beside a new one.
 from collections.abc import Callable
 from statistics import median
 
+from referee.call_names import MODULE
 from referee.eager_processes import EagerProcess
 from referee.grading import Grading
-from referee.names import MODULE
 from referee.resources import Plan, Resources
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
 from referee.times import timing
 from referee.times.two_clocks import LATENESS_OF_IDLE_GPU
 from referee.verdict import NotCorrectError
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 SLOW = 1.5  # a process is slow if it takes more than this many times the seconds of another
 TURNS = 9  # of each process whose times are compared
@@ -107,9 +107,7 @@ def _is_new_process_faster(resources: Resources, call_count: int) -> bool:
         is_old_slower = []
         for _ in range(TURNS):
             old_seconds = _seconds_of_call(resources, old_processes[0], call_count, flush)
-            new_seconds = _seconds_of_call(
-                resources, resources.eager.processes[0], call_count, flush
-            )
+            new_seconds = _seconds_of_call(resources, resources.eager.members[0], call_count, flush)
             is_old_slower.append(old_seconds > SLOW * new_seconds)
     finally:
         for process in old_processes:
@@ -131,7 +129,7 @@ def _is_faster_alone(grading: Grading, seconds_beside: list[float], call_count: 
     grading.solution.close()
     flush = make_flush(resources)
     seconds_after = [
-        _seconds_of_call(resources, resources.eager.processes[0], call_count, flush)
+        _seconds_of_call(resources, resources.eager.members[0], call_count, flush)
         for _ in range(TURNS)
     ]
     return _is_slower(seconds_beside, seconds_after)

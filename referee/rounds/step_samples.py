@@ -28,11 +28,11 @@ class StepSamples:
     """The samples that all timed calls have in the rounds of training steps so far.
 
     Args:
-        names: the names of the solution, of eager and of eager again.
+        names: the names of the solution, of eager and of the control.
         timed_calls: all but the empty call.
 
     Attributes:
-        whole: the samples of whole steps.
+        whole_steps: the samples of whole steps.
     """
 
     def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:

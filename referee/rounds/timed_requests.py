@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from referee.call_names import MODULE, NOTHING
 from referee.contestants.contestant import Contestant
-from referee.names import MODULE, NOTHING
 from referee.request_memory import Templates
 from referee.resources import Plan, Resources
 from referee.rounds.early_elements import EarlyElements
@@ -79,7 +79,7 @@ def _make_plan(resources: Resources) -> Plan:
     call_count = _calls_of_a_request(resources, _seconds_of_a_warm_call(resources))
     resources.memory.write_inputs([problem.draw() for _ in range(call_count)])
     seconds_alone = _time_eager(resources, call_count, REQUESTS_ALONE, EMPTY_REQUESTS)
-    resources.free_results(resources.eager.processes[0].contestant)
+    resources.free_results(resources.eager.members[0].contestant)
     return Plan(call_count, seconds_alone)
 
 
@@ -102,7 +102,7 @@ def _time_eager(
         request_count: the number of eager's requests.
         empty_request_count: the number of empty requests before these; they show the overhead.
     """
-    eager = TimedCall("eager", resources.eager.processes[0].contestant, MODULE)
+    eager = TimedCall("eager", resources.eager.members[0].contestant, MODULE)
     flush = make_flush(resources)
     overhead = measure_overhead(time_empty(resources, call_count, flush, empty_request_count), [])
     samples = [time_and_free(resources, eager, call_count, flush) for _ in range(request_count)]
@@ -140,7 +140,7 @@ def time_empty(
 
 def empty_call(resources: Resources) -> TimedCall:
     """Return the timed call whose calls do nothing, in eager's first process."""
-    return TimedCall("nothing", resources.eager.processes[0].contestant, NOTHING)
+    return TimedCall("nothing", resources.eager.members[0].contestant, NOTHING)
 
 
 def make_flush(resources: Resources) -> Callable[[], None]:

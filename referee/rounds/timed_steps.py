@@ -71,7 +71,7 @@ def count_kept_bytes(grading: Grading) -> dict[str, int]:
     kept_bytes = {}
     for name, process in (
         (names.solution, grading.solution),
-        (names.eager, resources.eager.processes[0].contestant),
+        (names.eager, resources.eager.members[0].contestant),
     ):
         with suppress(RaisedError):
             reply = process.ask("count_saved_bytes", inputs=resources.memory.input_locations(1))

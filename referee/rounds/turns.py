@@ -21,8 +21,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from referee.call_names import COMPILED, MODULE
 from referee.grading import Grading
-from referee.names import COMPILED, MODULE
 from referee.rounds.timed_requests import TimedCall
 from referee.times import timing
 
@@ -34,12 +34,12 @@ CACHED_BYTES = 1 << 26
 
 
 def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
-    """Return the solution, eager, eager again, and the yardsticks.
+    """Return the solution, eager, the control, and the yardsticks.
 
-    On a CPU eager has two processes, and the second one is timed as eager again. On a GPU there is
-    one process, which is timed twice.
+    On a CPU eager has two processes, and the second one is the control. On a GPU there is one
+    process, which is timed twice.
     """
-    names, eager = grading.problem.names, grading.resources.eager.processes
+    names, eager = grading.problem.names, grading.resources.eager.members
     first, last = eager[0].contestant, eager[-1].contestant
     timed_calls = [
         TimedCall(names.solution, grading.solution, MODULE),
@@ -51,7 +51,7 @@ def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
 
 def in_random_order(timed_calls: list[TimedCall]) -> list[TimedCall]:
     """Return the timed calls in the order of their turns."""
-    return random.sample(timed_calls, len(timed_calls))
+    return random.SystemRandom().sample(timed_calls, len(timed_calls))
 
 
 def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) -> Iterator[Round]:
@@ -81,7 +81,7 @@ def write_state_for_all(grading: Grading) -> None:
     """Write the reference's parameters and buffers for the solution and for eager."""
     values = grading.reference.values()
     grading.state.write(values)
-    for process in grading.resources.eager.processes:
+    for process in grading.resources.eager.members:
         process.state.write(values)
 
 
@@ -130,7 +130,7 @@ def map_eagers_pages(grading: Grading) -> None:
         return
     memory = grading.resources.memory
     regions = [region.location for region in (*memory.inputs, *memory.output_gradients)]
-    for process in grading.resources.eager.processes:
+    for process in grading.resources.eager.members:
         locations = [location for location in (*regions, process.state.location) if location]
         process.contestant.ask("map_pages", locations=locations)
 
@@ -146,5 +146,5 @@ def rewrite_small_memory(grading: Grading) -> None:
             region.rewrite()
     if problem.parameter_bytes <= CACHED_BYTES:
         grading.state.rewrite()
-        for process in grading.resources.eager.processes:
+        for process in grading.resources.eager.members:
             process.state.rewrite()

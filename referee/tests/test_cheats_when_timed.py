@@ -278,7 +278,7 @@ def test_buffers_that_a_forward_changes_are_written_again_before_each_turn(tmp_p
         rewrite(grading)
 
     def look_and_time(resources, *arguments):
-        states = [gradings[-1].state, *(eager.state for eager in resources.eager.processes)]
+        states = [gradings[-1].state, *(eager.state for eager in resources.eager.members)]
         changed_before_turn.append(changed(states))
         return time_request(resources, *arguments)
 

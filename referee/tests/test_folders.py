@@ -19,7 +19,7 @@ import torch
 from referee.program import arguments as arguments_module
 from referee.program import command, folder_workers, folders, fork_server
 from referee.program.pairs import pair
-from referee.report import folder_table
+from referee.report import folder_table, graded_files
 from referee.tests.texts import IMPORTS, module, reference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -251,6 +251,12 @@ def test_fast_p_counts_correct_files_that_are_more_than_p_times_as_fast():
     ]
     text = folder_table.summary([*files, *[wrong] * 5])
     assert "5 of 10 correct; fast_0 0.50; fast_1 0.20; fast_2 0.10; " in text
+
+
+def test_a_tie_counts_as_1_in_the_mean_and_in_the_ranking():
+    records = [timed("tie.py", "a tie", 8.0), timed("fast.py", "faster", 4.0)]
+    assert "geometric mean of 2 ratios: 2.000" in graded_files.scores(records)
+    assert sorted(records, key=graded_files.counted_ratio)[0]["file"] == "tie.py"
 
 
 def test_files_that_had_no_walls_are_counted():

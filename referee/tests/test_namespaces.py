@@ -147,7 +147,7 @@ def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
 
     pid, init_pid = start(leave_an_orphan)
     processes.referees_pids.add(init_pid)
-    tree = processes.Tree(pid, is_solution=True, init_pid=init_pid)
+    tree = processes.ProcessTree(pid, is_solution=True, init_pid=init_pid)
     assert until(lambda: processes.children_of(init_pid))
     (orphan,) = processes.children_of(init_pid)
     for _ in range(3):
@@ -268,7 +268,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
         try:
             engine.prepare()
             [resources] = all_resources
-            eager_pids = [eager.contestant.pid for eager in resources.eager.processes]
+            eager_pids = [eager.contestant.pid for eager in resources.eager.members]
             outside = str([*processes.referees_pids, os.getpid()])  # the server's and eager's, too
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
@@ -281,7 +281,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.has_walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
-            assert [eager.contestant.pid for eager in resources.eager.processes] == eager_pids
+            assert [eager.contestant.pid for eager in resources.eager.members] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()

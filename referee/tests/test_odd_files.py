@@ -18,7 +18,7 @@ from referee.rounds.timed_requests import checked_seconds
 from referee.tests.graded import grade
 from referee.tests.texts import IMPORTS, correct, error, module, reference, wrong
 from referee.verdict import outcome
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
 # Replaces a part of each reply that has results. %s becomes items of a dictionary.

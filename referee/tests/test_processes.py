@@ -17,7 +17,7 @@ from referee.contestants import processes
 from referee.contestants.errors import UnstoppableError, WokenError
 from referee.tests.counters import Counter, until
 from referee.verdict import outcome
-from referee.words import ERROR
+from referee.verdict_words import ERROR
 
 TIMER_SECONDS = 0.2
 
@@ -63,7 +63,7 @@ def test_a_stopped_tree_does_nothing(fork):
         parents.count()
 
     pid = fork(start_a_child)
-    tree = processes.Tree(pid, is_solution=False)
+    tree = processes.ProcessTree(pid, is_solution=False)
     for _ in range(5):
         assert parents.goes_on() and childs.goes_on()
         tree.stop()
@@ -85,7 +85,7 @@ def test_a_process_has_stopped_when_all_its_threads_have(states, has_stopped, sl
     monkeypatch.setattr(os, "waitid", refuse)
     monkeypatch.setattr(processes, "scheduler_states_of_threads", lambda _: list(states))
     monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
-    assert processes.Tree(sleeper, is_solution=False).stop() == has_stopped
+    assert processes.ProcessTree(sleeper, is_solution=False).stop() == has_stopped
 
 
 def test_all_threads_have_a_state():
@@ -110,7 +110,7 @@ def test_a_tree_that_starts_programs_is_stopped(fork):
             subprocess.run(["/bin/true"], check=False)
 
     pid = fork(start_programs)
-    tree = processes.Tree(pid, is_solution=False)
+    tree = processes.ProcessTree(pid, is_solution=False)
     for index in range(200):
         assert tree.stop()
         assert processes.scheduler_state(pid) == "T"
@@ -130,7 +130,7 @@ def test_a_process_that_is_woken_by_another_one_is_stopped_again(fork):
                     os.kill(counting, signal.SIGCONT)
         counter.count()
 
-    tree = processes.Tree(fork(count_and_be_woken), is_solution=True)
+    tree = processes.ProcessTree(fork(count_and_be_woken), is_solution=True)
     for _ in range(40):
         assert counter.goes_on()
         assert tree.stop()
@@ -150,7 +150,7 @@ def test_a_process_that_a_timer_wakes_is_noticed(has_timer, fork):
             start_timer(signal.SIGCONT)
         counter.count()
 
-    tree = processes.Tree(fork(wait_for_timer), is_solution=True)
+    tree = processes.ProcessTree(fork(wait_for_timer), is_solution=True)
     assert counter.goes_on()
     assert tree.stop()
     tree.note_runs()
@@ -180,7 +180,7 @@ def test_a_process_that_is_woken_starts_another_and_ends(is_woken_first, fork):
     with processes.subreaper():
         pid = fork(start_a_helper)
         processes.referees_pids.add(pid)
-        tree = processes.Tree(pid, is_solution=True)
+        tree = processes.ProcessTree(pid, is_solution=True)
         assert counter.goes_on()
         assert tree.stop()
         if is_woken_first:
@@ -228,7 +228,7 @@ def test_a_thread_that_a_tracer_lets_go_on_is_noticed(fork, monkeypatch):
         while True:
             signal.pause()
 
-    tree = processes.Tree(fork(let_a_thread_be_traced), is_solution=True)
+    tree = processes.ProcessTree(fork(let_a_thread_be_traced), is_solution=True)
     if os.read(until_traced, 1) != b"y":
         pytest.skip("the system allows no tracing")
     monkeypatch.setattr(processes, "_send", lambda *args: (os.kill(*args), time.sleep(0.02)))
@@ -247,7 +247,7 @@ def test_a_process_that_ends_leaves_a_zombie_whose_end_is_no_run(fork):
     """The zombie may vanish at any time, and nothing has run."""
     pid = fork(lambda: os._exit(0))
     assert until(lambda: processes.is_dead_child(pid))
-    tree = processes.Tree(pid, is_solution=True)
+    tree = processes.ProcessTree(pid, is_solution=True)
     assert tree.stop()
     tree.note_runs()
     os.waitpid(pid, 0)
@@ -274,7 +274,7 @@ def start_timer(number: int) -> None:
 def test_a_tree_that_never_stops_is_killed(sleeper, monkeypatch):
     monkeypatch.setattr(os, "waitid", lambda *_: None)  # says that the process has not stopped
     monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
-    assert not processes.Tree(sleeper, is_solution=False).stop()
+    assert not processes.ProcessTree(sleeper, is_solution=False).stop()
     _, status = os.waitpid(sleeper, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     error = UnstoppableError(-signal.SIGKILL, "")
@@ -300,7 +300,9 @@ def test_a_child_that_a_solution_forks_for_the_referee_stops_with_it(has_walls, 
             signal.pause()
         processes.referees_pids.add(pid)
         try:
-            tree = processes.Tree(pid, is_solution=True, init_pid=sleeper if has_walls else 0)
+            tree = processes.ProcessTree(
+                pid, is_solution=True, init_pid=sleeper if has_walls else 0
+            )
             assert counter.goes_on()
             assert tree.stop()
             assert counter.is_still()

@@ -5,14 +5,13 @@ from itertools import product
 import pytest
 import torch
 
-pytest.importorskip("hypothesis")
+pytest.importorskip("hypothesis", reason="needs hypothesis: pip install hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.descriptions import elements_share_memory
 from referee.times.gain import compare_times
-from referee.times.two_clocks import Sample, measure_overhead
 
 # Hypothesis draws the same examples every time. The profile, which a project's own tests may have
 # set, stays.
@@ -136,34 +135,3 @@ def test_what_is_faster_stays_faster_if_it_takes_half_the_time(rounds):
         assert word_of_half == "faster"
     if word_of_half == "slower":
         assert word == "slower"
-
-
-@st.composite
-def samples(draw, call_count: int) -> list[Sample]:
-    """Draw requests of some calls; the referee's time of a request may be any."""
-    call_seconds = st.lists(st.floats(0, 1), min_size=call_count, max_size=call_count)
-    rows = st.lists(st.tuples(call_seconds, st.floats(0, 20)), min_size=1, max_size=6)
-    return [Sample(*row) for row in draw(rows)]
-
-
-@EXAMPLES
-@given(st.data(), st.integers(1, 4))
-def test_no_clock_makes_a_time_shorter_than_the_referees_less_the_overhead(data, call_count):
-    """Nor does it make a request shorter than the process's clock says, unless that is false."""
-    overhead = measure_overhead(data.draw(samples(call_count)), data.draw(samples(call_count)))
-    of_solution = data.draw(samples(call_count))
-    seconds = overhead.seconds_of_calls(of_solution)
-    by_referee = [
-        (sample.request_seconds - overhead.subtracted) / call_count for sample in of_solution
-    ]
-    assert median(seconds) >= median(by_referee)
-    if not overhead.is_false(of_solution):
-        assert all(
-            printed >= sample.mean_call
-            for printed, sample in zip(seconds, of_solution, strict=True)
-        )
-
-
-def median(values: list[float]) -> float:
-    """Return the lower median, which is one of the values."""
-    return sorted(values)[(len(values) - 1) // 2]

@@ -1,6 +1,7 @@
 """Results are read in a stopped process: some elements early, and later all of them."""
 
 import os
+import random
 import threading
 import time
 from types import SimpleNamespace
@@ -12,14 +13,22 @@ from referee.checks.returned_results import check_complete
 from referee.contestants import processes, reading
 from referee.contestants.descriptions import ResultIndex, describe, flatten
 from referee.contestants.pool import Pool
-from referee.contestants.reading import BadDescriptionError, Reader, UnreadableError, validated
+from referee.contestants.reading import (
+    BadDescriptionError,
+    Reader,
+    SomeElements,
+    UnreadableError,
+    validated,
+)
 from referee.contestants.region import Region
-from referee.rounds.early_elements import EarlyElements
+from referee.rounds import early_elements
+from referee.rounds.early_elements import EarlyElements, choose_elements
 from referee.verdict import NotCorrectError
 
 CPU = torch.device("cpu")
 TRANSPOSED = torch.arange(12.0).view(3, 4).t()
 WITH_A_STEP = torch.arange(20)[3:9:2]
+ONE = torch.ones(())
 
 
 @pytest.fixture
@@ -34,7 +43,7 @@ def stopped():
         pid = os.fork()
         if pid == 0:
             time.sleep(600)
-        tree = processes.Tree(pid, is_solution=False)
+        tree = processes.ProcessTree(pid, is_solution=False)
         tree.stop()
         trees.append(tree)
         return pid
@@ -53,8 +62,16 @@ def test_tensors_of_another_process_are_read_in_any_layout(stopped, x):
     reader = Reader(stopped(), CPU, Pool(CPU))
     description = describe(x)
     assert torch.equal(reader.read_whole(description), x)
-    indices = torch.tensor([0, x.numel() - 1])
-    assert torch.equal(reader.read_elements(description, indices), x.flatten()[indices])
+    wanted = [
+        SomeElements({**description, "shape": [-1]}, [0]),
+        SomeElements(description, [0, x.numel() - 1]),
+        SomeElements({**description, "address": 8}, [0]),
+        SomeElements(description, [1]),
+    ]
+    bad, first_and_last, unreadable, second = reader.read_elements(wanted)
+    assert torch.equal(first_and_last.view(x.dtype), x.flatten()[[0, -1]])
+    assert torch.equal(second.view(x.dtype), x.flatten()[[1]])
+    assert bad is unreadable is None
 
 
 def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
@@ -68,6 +85,7 @@ def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
         start = time.monotonic()
         with pytest.raises(UnreadableError, match="does not come"):
             reader.read_whole(description)
+        assert reader.read_elements([SomeElements(description, [0])]) == [None]
         assert least_seconds <= time.monotonic() - start <= most_seconds
     release.set()
     reader.close()
@@ -99,10 +117,10 @@ def test_all_other_dtypes_can_be_read(stopped):
         if not hasattr(torch, name):
             continue
         x = bytes_of_all.view(getattr(torch, name))
-        early = reader.read_elements(describe(x), torch.tensor([0, 3]))
+        [early] = reader.read_elements([SomeElements(describe(x), [0, 3])])
         whole = reader.read_whole(describe(x))
         late = reading.as_indexable(whole).reshape(-1)[torch.tensor([0, 3])]
-        assert torch.equal(early.view(torch.uint8), late.view(torch.uint8))
+        assert torch.equal(early, late.view(torch.uint8))
 
 
 def test_gaps_between_elements_do_not_take_all_memory(stopped, monkeypatch):
@@ -129,17 +147,46 @@ def test_addresses_between_elements_are_not_read_on_a_gpu():
     [torch.rand(5, 7), torch.arange(6.0).view(2, 3).t()],
     ids=["contiguous", "transposed"],
 )
-def test_results_that_change_after_their_clock_has_stopped_are_found(stopped, values):
+@pytest.mark.parametrize(("device", "has_gpu"), [("cuda", True), ("cpu", True), ("cpu", False)])
+def test_results_that_change_after_their_clock_has_stopped_are_found(
+    stopped, values, device, has_gpu, monkeypatch
+):
+    """A GPU can still write a CPU's result when the process has stopped."""
+    monkeypatch.setattr(early_elements, "has_gpu", lambda: has_gpu)
     reader = Reader(stopped(), CPU, Pool(CPU))
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    problem = SimpleNamespace(device=torch.device(device))
     memory = SimpleNamespace(are_results_copied=False, outputs=[])
-    resources = SimpleNamespace(problem=on_gpu, memory=memory)
+    resources = SimpleNamespace(problem=problem, memory=memory)
     early = EarlyElements(resources, SimpleNamespace(reader=reader))
-    returned = [{"results": [describe(values) | {"handle": "one"}, {"type": "int"}]}]
-    early.read({"returned": returned})
-    assert not early.differs(ResultIndex(0, 0), values)
-    assert not early.differs(ResultIndex(0, 1), values)
-    assert early.differs(ResultIndex(0, 0), values + 1)
+    results = [describe(values), {"type": "int"}, describe(ONE), describe(values[:0])]
+    early.read({"returned": [{"results": results}]})
+    for index in range(4):
+        assert not early.differs(ResultIndex(0, index), ONE if index == 2 else values)
+    assert early.differs(ResultIndex(0, 0), values + 1) == has_gpu
+    assert early.differs(ResultIndex(0, 2), ONE + 1) == has_gpu
+
+
+def test_elements_are_chosen_by_bytes_and_at_least_one_of_each_result():
+    """Result 7 has 99% of the bytes."""
+    sizes = {result_index: (10, 4) for result_index in range(100)}
+    sizes[7] = (99_000, 4)
+    for _ in range(100):
+        chosen = choose_elements(sizes, count=32)
+        assert set(chosen) == set(sizes)
+        assert all(chosen.values())
+        assert len(chosen[7]) > 20
+        assert all(0 <= i < sizes[index][0] for index, its in chosen.items() for i in its)
+    assert [len(its) for its in choose_elements({0: (5, 8)}, count=32).values()] == [32]
+    assert choose_elements({}, count=32) == {}
+
+
+def test_no_seed_tells_which_elements_are_chosen():
+    chosen = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        random.seed(0)
+        chosen.append(choose_elements({0: (1 << 40, 4)}, count=4))
+    assert chosen[0] != chosen[1]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -153,8 +200,7 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
     memory = SimpleNamespace(are_results_copied=True, outputs=[region])
     resources = SimpleNamespace(problem=problem, memory=memory)
     forged = {"returned": [{"results": []}]}
-    is_late = {0: False, 2: False}
-    for _ in range(100):  # each time, the elements of one result are read, chosen at random
+    for _ in range(10):
         region.fill_with_nan()
         early = EarlyElements(resources, SimpleNamespace(reader=None))
         early.read(forged)
@@ -162,11 +208,8 @@ def test_copies_that_change_after_their_clock_has_stopped_are_found(device):
             assert not early.differs(ResultIndex(0, result_index), region.tensors[result_index])
         region.write(results)
         assert not early.differs(ResultIndex(0, 1), region.tensors[1])
-        for result_index in is_late:
-            is_late[result_index] |= early.differs(
-                ResultIndex(0, result_index), region.tensors[result_index]
-            )
-    assert is_late == {0: True, 2: True}
+        for result_index in (0, 2):
+            assert early.differs(ResultIndex(0, result_index), region.tensors[result_index])
     pool.close()
 
 

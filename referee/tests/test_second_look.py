@@ -38,16 +38,16 @@ def draw():
     return x, w
 
 
-def second_look_of(function):
-    """Return the second look at a reference: it yields results with other roundings."""
+def rounded_otherwise_of(function):
+    """Return a function that yields a reference's results with other roundings."""
 
-    def second_look():
+    def rounded_otherwise():
         for _ in range(16):
             with OtherRoundings(PROBLEM):
                 result = function()
             yield result
 
-    return second_look
+    return rounded_otherwise
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -56,14 +56,14 @@ def test_elements_that_rounding_decides_are_excused(name):
     step = STEPS[name]
     eager = step(x @ w)
     output = ReferenceTensor(eager, None, TERMS)
-    second_look = second_look_of(lambda: step(x @ w))
+    rounded_otherwise = rounded_otherwise_of(lambda: step(x @ w))
     near_zero = torch.zeros(128, 64)
     near_zero[0, :2] = near_zero[5, :2] = 1e-5
     honest = [step(x @ w + sign * near_zero) for sign in (-1, 1)]
     assert any(output.compare(got).mistake for got in honest)
     for got in honest:
-        assert output.compare(got, second_look).mistake is None
-        assert output.requirements.other_draws.find_mistake(got, eager, second_look) is None
+        assert output.compare(got, rounded_otherwise).mistake is None
+        assert output.requirements.other_draws.find_mistake(got, eager, rounded_otherwise) is None
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -72,12 +72,12 @@ def test_elements_that_rounding_does_not_decide_stay_wrong(name):
     step = STEPS[name]
     eager = step(x @ w)
     output = ReferenceTensor(eager, None, TERMS)
-    second_look = second_look_of(lambda: step(x @ w))
+    rounded_otherwise = rounded_otherwise_of(lambda: step(x @ w))
     one_wrong = eager.clone()
     one_wrong[77, 33] = ~eager[77, 33] if name == "comparison" else eager[77, 33] + 1
     for got in (one_wrong, torch.zeros_like(eager), step(x.flip(0) @ w)):
-        assert output.compare(got, second_look).mistake
-        assert output.requirements.other_draws.find_mistake(got, eager, second_look)
+        assert output.compare(got, rounded_otherwise).mistake
+        assert output.requirements.other_draws.find_mistake(got, eager, rounded_otherwise)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_nothing_is_excused_where_rounding_moves_nothing_or_much(function):
     got = eager.clone()
     got[6] -= 1  # another rounding of 2 / 2 gives that, too
     output = ReferenceTensor(eager, None)
-    assert output.compare(got, second_look_of(lambda: function(x))).mistake
+    assert output.compare(got, rounded_otherwise_of(lambda: function(x))).mistake
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ Most numbers are chosen so that each expected one can be found by hand; the unit
 
 import random
 from collections.abc import Sequence
+from statistics import median_low
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from referee import engine
-from referee.names import COPY
+from referee.call_names import COPY
 from referee.resources import Plan
 from referee.rounds import slow_eager
 from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
@@ -75,7 +76,7 @@ def test_a_device_that_waits_for_launches_is_late(own, backlog, lateness):
 
 
 def test_a_copy_gains_nothing_if_all_of_eagers_calls_are_late():
-    """These times were measured: those of eager, of eager again, and of a copy of it."""
+    """These times were measured: those of eager, of the control, and of a copy of eager."""
     eager, control = [30.59e-6, 27.54e-6, 30.84e-6], [27.70e-6, 31.23e-6, 29.37e-6]
     copy = [16.65e-6, 17.14e-6, 17.05e-6]
     samples = RoundSamples(NAMES, TIMED_CALLS)
@@ -125,7 +126,12 @@ SECONDS = {
     # The process's clock shows at least what the referee's does: it counts, in every request.
     "the clocks agree": ([Sample([4.0, 4.0], 11.0)], [4.0]),
     "equal counts as at least": ([Sample([5.0, 3.0], 11.0)], [4.0]),
-    "one slow reply": ([Sample([4.0], 6.0), Sample([4.0], 60.0), Sample([5.0], 7.0)], [4, 4, 5]),
+    # A reply may be slower by the spread of the overheads, which is 1 s.
+    "one slow reply": ([Sample([4.0], 6.0), Sample([4.0], 8.0), Sample([5.0], 7.0)], [4, 4, 5]),
+    "one very slow reply": (
+        [Sample([4.0], 6.0), Sample([4.0], 60.0), Sample([5.0], 7.0)],
+        [4.0, 56.0, 5.0],
+    ),
     "all work in the first call": ([Sample([8.0, 0.0, 0.0, 0.0], 10.0)], [2.0]),
     "all work in the last call": ([Sample([0.0, 0.0, 0.0, 8.0], 10.0)], [2.0]),
     # It shows less: the larger of both counts, request by request.
@@ -134,6 +140,12 @@ SECONDS = {
         [Sample([1.0], 8.0), Sample([1.0], 8.0), Sample([7.0], 8.0)],
         [5.0, 5.0, 7.0],
     ),
+    "hidden in one of three": (
+        [Sample([0.0], 13.0), Sample([11.0], 13.0), Sample([11.0], 13.0)],
+        [9.0, 11.0, 11.0],
+    ),
+    # The mean of the two middle times would be 10.1 s.
+    "false in one of two": ([Sample([0.2], 13.0), Sample([20.0], 13.0)], [10.0, 20.0]),
     # It shows less than an empty call takes, so it is false, and the least overhead is subtracted.
     "no time at all": ([Sample([0.0, 0.0], 11.0)], [5.0]),
     "false and shorter than any request": ([Sample([0.0, 0.0], 0.5)], [0.1]),
@@ -147,6 +159,56 @@ SECONDS = {
 @pytest.mark.parametrize(("samples", "seconds"), SECONDS.values(), ids=SECONDS)
 def test_the_seconds_of_calls(samples, seconds):
     assert OVERHEAD.seconds_of_calls(samples) == pytest.approx(seconds)
+
+
+def test_no_clock_makes_a_time_much_shorter_than_the_referees():
+    """No median is shorter than the referee's less the overhead; a request is by the spread only.
+
+    Nor is a request shorter than the process's clock says, unless that is false.
+    """
+    draw = random.Random(0)
+
+    def draw_samples() -> list[Sample]:
+        """Draw requests; a clock shows 0 in some, and the referee's time may be any."""
+        return [
+            Sample([draw.choice([0.0, draw.random()]) for _ in range(calls)], draw.uniform(0, 4))
+            for _ in range(draw.randint(1, 6))
+        ]
+
+    for _ in range(5000):
+        calls = draw.randint(1, 4)
+        overhead = measure_overhead(draw_samples(), draw_samples())
+        samples = draw_samples()
+        seconds = overhead.seconds_of_calls(samples)
+        by_referee = [(sample.request_seconds - overhead.subtracted) / calls for sample in samples]
+        assert median_low(seconds) >= median_low(by_referee)
+        least = [its_seconds - overhead.spread / calls - 1e-9 for its_seconds in by_referee]
+        assert all(printed >= bound for printed, bound in zip(seconds, least, strict=True))
+        if not overhead.is_false(samples):
+            pairs = zip(seconds, samples, strict=True)
+            assert all(printed >= sample.mean_call for printed, sample in pairs)
+
+
+@pytest.mark.parametrize("rounds", [4, 5, 10, 11, 50])
+@pytest.mark.parametrize("false_part", [0.3, 0.4, 0.5, 0.6])
+def test_a_clock_that_is_false_in_some_requests_gains_nothing(rounds, false_part):
+    """Calls take 10 ms, as eager's do. Some times are 0, and the others 2.02 times the true one.
+
+    A request has an overhead of 1.0 to 1.2 ms.
+    """
+    draw = random.Random(0)
+    overheads = [draw.uniform(1.0e-3, 1.2e-3) for _ in range(rounds)]
+    eager = [Sample([10e-3], 10e-3 + seconds) for seconds in overheads]
+    overhead = measure_overhead([Sample([1e-6], seconds) for seconds in overheads], eager)
+    false_requests = draw.sample(range(rounds), int(false_part * rounds))
+    own = [0.0 if i in false_requests else 20.2e-3 for i in range(rounds)]
+    samples = [
+        Sample([seconds], 10e-3 + its_overhead)
+        for seconds, its_overhead in zip(own, overheads, strict=True)
+    ]
+    gain = speed_up([10e-3] * rounds, overhead.seconds_of_calls(samples))
+    assert gain.ratio <= 1.05
+    assert gain.high <= 1.05
 
 
 def test_no_time_is_zero():
@@ -204,7 +266,7 @@ ONES = [1.0] * 5
 JITTER = [1.0, 1.02, 0.98, 1.01, 0.99]
 # The control's ratios, and its interval, go from 1 / 2 to 2.
 NOISY = [0.5, 1.0, 2.0, 0.6, 1.6]
-# Eager, eager again and the solution; the device; the word.
+# Eager, the control and the solution; the device; the word.
 WORDS = {
     "the same": (ONES, ONES, ONES, "cpu", "a tie"),
     "the same with jitter": (ONES, JITTER, JITTER[::-1], "cpu", "a tie"),
@@ -275,10 +337,10 @@ def test_the_speed_up_has_an_interval_and_times_have_a_spread():
 
 
 class EagersProcesses:
-    """Takes the place of `Eager`: its contestants have the seconds of a call in each turn."""
+    """Takes the place of `EagerProcesses`; its contestants know the seconds of each turn."""
 
     def __init__(self, seconds_of_old: list[float], seconds_of_new: list[float]) -> None:
-        self.processes = self._one(seconds_of_old)
+        self.members = self._one(seconds_of_old)
         self._new = self._one(seconds_of_new)
 
     def _one(self, seconds_of_turns: list[float]) -> list[SimpleNamespace]:
@@ -286,10 +348,10 @@ class EagersProcesses:
         return [SimpleNamespace(contestant=contestant, close=lambda: None)]
 
     def take(self) -> list[SimpleNamespace]:
-        return self.processes
+        return self.members
 
     def start(self) -> None:
-        self.processes = self._new
+        self.members = self._new
 
 
 def grading_with_slow_eager(device: str, seconds_of_new: Sequence[float] = ()) -> SimpleNamespace:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from referee.times.timing import MIN_JUDGED_ROUNDS, StepTimings, Timings, p10_and_p90, speed_up
-from referee.words import FASTER, SLOWER, TIE, TOO_NOISY
+from referee.verdict_words import FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses. In a
 # short call they differ by this many seconds.
@@ -55,7 +55,7 @@ def compare_times(
 
     Args:
         eager: eager's seconds of a call, for each round.
-        control: the seconds of eager's second turns.
+        control: the control's.
         solution: the solution's.
         device: "cpu" or "cuda".
         lateness: by which factor late launches lengthen eager's calls, see `Sample.lateness`.

@@ -31,7 +31,7 @@ class Names(NamedTuple):
 
     @property
     def control(self) -> str:
-        """The A/A control, which is eager timed once more: a difference from eager is noise."""
+        """The control: the second timing of eager in a round. A difference from eager is noise."""
         return f"{self.eager} (again)"
 
 
@@ -67,7 +67,7 @@ class Timings:
 
     Attributes:
         device: "cpu" or "cuda".
-        names: the names of the solution, of eager and of eager again.
+        names: the names of the solution, of eager and of the control.
         rate: the speed that limits the problem.
         work: the work of one call, in the units of the rate.
         seconds: the seconds of a call in each round, by the timed call's name.

@@ -6,7 +6,7 @@ clocks" in INTERNALS.md has an example, and the rules by which a time follows fr
 
 import math
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple
 
 from referee.times.timing import p10_and_p90
@@ -92,10 +92,15 @@ class Overhead:
 
     def is_false(self, samples: list[Sample]) -> bool:
         """Return whether a process's clock is false: it shows less than an empty call takes."""
-        return median(sample.mean_call for sample in samples) < self.fastest_empty_call
+        return median_low(sample.mean_call for sample in samples) < self.fastest_empty_call
+
+    @property
+    def spread(self) -> float:
+        """The seconds by which the overheads of requests differ."""
+        return max(self.subtracted - self.eager_p10, 0.0)
 
     def hideable_seconds(self, call_count: int) -> float:
-        """Return the seconds of each call that a false clock can hide.
+        """Return the seconds of each call that a false clock can hide in most requests.
 
         The referee subtracts `subtracted`. In a request whose overhead is only `eager_p10`, the
         difference may be time of calls that the process's clock hides.
@@ -103,7 +108,7 @@ class Overhead:
         Args:
             call_count: the number of calls in a request.
         """
-        return max(self.subtracted - self.eager_p10, 0.0) / call_count
+        return self.spread / call_count
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
@@ -118,10 +123,11 @@ class Overhead:
             return [max(seconds, self.fastest_empty_call) for seconds in by_referee]
         by_process = [max(sample.mean_call, MIN_SECONDS) for sample in samples]
         by_referee = _seconds_by_referee(samples, self.subtracted)
-        # The medians decide, not the larger value of each request: otherwise a single slow reply
-        # would count as time of the calls.
-        if median(by_process) >= median(by_referee):
-            return by_process
+        # The lower median is the time of a request. The mean of two middle values is none: false
+        # times of 0 s in one half of the requests and of 2 s in the other would have the mean 1 s.
+        if median_low(by_process) >= median_low(by_referee):
+            # An honest clock may show less than the referee's, if a reply was slow.
+            by_referee = _seconds_by_referee(samples, self.subtracted + self.spread)
         return [max(pair) for pair in zip(by_process, by_referee, strict=True)]
 
 

@@ -186,7 +186,7 @@ void check_split(bool has_lo) {
   split::ScaledMatrix matrix = source.scaled_matrix();
   matrix.is_k_tiled = !one_in(4);
   matrix.hi = reinterpret_cast<__half*>(hi_and_lo.data);
-  const int64_t lo_offset = matrix.is_k_tiled ? split::kKTileNumbers / 2 : numbers;
+  const int64_t lo_offset = matrix.is_k_tiled ? split::kKTileRowNumbers / 2 : numbers;
   if (has_lo) matrix.lo = matrix.hi + lo_offset;
   matrix.exponent = reinterpret_cast<int*>(exponents.data);
   note_launch(split_rows(splitter, matrix, k));

@@ -5,6 +5,7 @@ best pairs survive, and changed copies of them are tried next.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,18 @@ from tests.support.promises import Reference, bound_ratio
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 COMPOSITIONS = 8  # how many compositions the search begins with
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of rows: row i of x `[count, k]` and row i of weight `[count, k]`."""
+
+    x: Tensor
+    weight: Tensor
+
+    def exchanged(self) -> "Pairs":
+        """Return the pairs with x and weight in each other's place."""
+        return Pairs(self.weight, self.x)
 
 
 def hunt(
@@ -44,35 +57,37 @@ def hunt(
     """
     draw = Draw(seed, device)
     largest = 0.0
-    x, weight = _first_rows(count, k, seed, device)
+    pairs = _first_pairs(count, k, seed, device)
     bias = draw.zeros(count)
     for _ in range(rounds):
-        ratios = bound_ratio(product(x, weight, bias), Reference(x, weight, bias, 1.0, relu))
+        out = product(pairs.x, pairs.weight, bias)
+        ratios = bound_ratio(out, Reference(pairs.x, pairs.weight, bias, 1.0, relu))
         best, partner = ratios.max(1)
         largest = max(largest, best.max().item())
         kept = best.topk(count // 4).indices
-        x = x[kept]
-        weight = weight[partner[kept]]
-        # The second copy changes x, the third one weight, and the fourth one both. The parameters
-        # of `_changed` are exchanged for weight, because most ways change the first one.
-        x2, weight2 = _changed(draw, x, weight)
-        weight3, x3 = _changed(draw, weight, x)
-        x4, weight4 = _changed(draw, x3, weight3)
-        x = torch.cat([x, x2, x3, x4])
-        weight = torch.cat([weight, weight2, weight3, weight4])
+        kept_pairs = Pairs(pairs.x[kept], pairs.weight[partner[kept]])
+        new_x = _change_x(draw, kept_pairs)
+        new_weight = _change_weight(draw, kept_pairs)
+        both_new = _change_x(draw, new_weight)
+        pairs = _join([kept_pairs, new_x, new_weight, both_new])
     return largest
 
 
-def _first_rows(count: int, k: int, seed: int, device: str) -> tuple[Tensor, Tensor]:
+def _join(groups: list[Pairs]) -> Pairs:
+    """Return the pairs of all groups."""
+    return Pairs(
+        torch.cat([pairs.x for pairs in groups]), torch.cat([pairs.weight for pairs in groups])
+    )
+
+
+def _first_pairs(count: int, k: int, seed: int, device: str) -> Pairs:
     """Return the rows of x and weight of several random compositions."""
     size = count // COMPOSITIONS
-    xs = []
-    weights = []
+    groups = []
     for composition_seed in range(seed * COMPOSITIONS, (seed + 1) * COMPOSITIONS):
         _, x, weight, _ = operands(composition_seed, size, k, size, device)
-        xs.append(x)
-        weights.append(weight)
-    return torch.cat(xs), torch.cat(weights)
+        groups.append(Pairs(x, weight))
+    return _join(groups)
 
 
 def _places(draw: Draw, rows: int, k: int) -> Tensor:
@@ -104,11 +119,18 @@ def _mantissas(draw: Draw, *shape: int) -> Tensor:
     return 1 + torch.where(draw.mask(0.5, *shape), draw.uniform(*shape), special)
 
 
-def _changed(draw: Draw, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return copies of pairs of rows, each changed in one random way at some columns.
+def _change_weight(draw: Draw, pairs: Pairs) -> Pairs:
+    """Return copies of the pairs as `_change_x` does, with the roles of x and weight exchanged."""
+    return _change_x(draw, pairs.exchanged()).exchanged()
 
-    Most ways change x alone.
+
+def _change_x(draw: Draw, pairs: Pairs) -> Pairs:
+    """Return copies of the pairs, each changed in one random way at some columns.
+
+    All ways but two change x alone.
     """
+    x = pairs.x
+    weight = pairs.weight
     rows, k = x.shape
     power = draw.powers(-12, 12, rows, 1)
     all_products_positive = x.abs() * torch.where(weight < 0, -1, 1)
@@ -132,4 +154,4 @@ def _changed(draw: Draw, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     places = _places(draw, rows, k)
     new_x = torch.stack([way[0] for way in ways])[way_of_row, row]
     new_weight = torch.stack([way[1] for way in ways])[way_of_row, row]
-    return torch.where(places, new_x, x), torch.where(places, new_weight, weight)
+    return Pairs(torch.where(places, new_x, x), torch.where(places, new_weight, weight))

@@ -1,10 +1,8 @@
-"""Random compositions of operands: distributions, structured zeros, scales and value grids.
-
-In the tables below, d is the `Draw` with the random numbers, r the number of rows, and k is K.
-"""
+"""Random compositions of operands: distributions, structured zeros, scales and value grids."""
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,49 +12,55 @@ from tests.support.named_operands import flush_tiny, student
 
 # Where the values of x or weight come from.
 DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
-    "normal": lambda d, r, k: d.normal(r, k),
-    "uniform": lambda d, r, k: d.uniform(r, k),
-    "signed uniform": lambda d, r, k: 2 * d.uniform(r, k) - 1,
-    "lognormal": lambda d, r, k: d.lognormal(1, r, k),
-    "wide lognormal": lambda d, r, k: d.lognormal(2, r, k),
-    "positive lognormal": lambda d, r, k: d.lognormal(1, r, k).abs(),
+    "normal": lambda draw, rows, k: draw.normal(rows, k),
+    "uniform": lambda draw, rows, k: draw.uniform(rows, k),
+    "signed uniform": lambda draw, rows, k: 2 * draw.uniform(rows, k) - 1,
+    "lognormal": lambda draw, rows, k: draw.lognormal(1, rows, k),
+    "wide lognormal": lambda draw, rows, k: draw.lognormal(2, rows, k),
+    "positive lognormal": lambda draw, rows, k: draw.lognormal(1, rows, k).abs(),
     "student": student,
-    "relu": lambda d, r, k: d.normal(r, k).relu(),
-    "softmax": lambda d, r, k: (3 * d.normal(r, k)).softmax(1),
-    "around 3": lambda d, r, k: 3 + d.normal(r, k),
-    "ones": lambda d, r, k: 1 + d.zeros(r, k),
-    "powers of 2": lambda d, r, k: d.powers(-8, 8, r, k) * d.normal(r, k).sign(),
+    "relu": lambda draw, rows, k: draw.normal(rows, k).relu(),
+    "softmax": lambda draw, rows, k: (3 * draw.normal(rows, k)).softmax(1),
+    "around 3": lambda draw, rows, k: 3 + draw.normal(rows, k),
+    "ones": lambda draw, rows, k: 1 + draw.zeros(rows, k),
+    "powers of 2": lambda draw, rows, k: draw.powers(-8, 8, rows, k) * draw.normal(rows, k).sign(),
 }
 
 # Which elements are kept; all others become zeros.
 KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
-    "1/2 kept": lambda d, r, k: d.mask(0.5, r, k),
-    "1/10 kept": lambda d, r, k: d.mask(0.1, r, k),
-    "1/100 kept": lambda d, r, k: d.mask(0.01, r, k),
-    "columns from K/4": lambda d, r, k: d.indices(k) >= k // 4,
-    "columns from 7K/8": lambda d, r, k: d.indices(k) >= 7 * k // 8,
-    "1/2 of the columns": lambda d, r, k: d.mask(0.5, k),
-    "1/16 of the columns": lambda d, r, k: d.mask(1 / 16, k),
+    "1/2 kept": lambda draw, rows, k: draw.mask(0.5, rows, k),
+    "1/10 kept": lambda draw, rows, k: draw.mask(0.1, rows, k),
+    "1/100 kept": lambda draw, rows, k: draw.mask(0.01, rows, k),
+    "columns from K/4": lambda draw, rows, k: draw.indices(k) >= k // 4,
+    "columns from 7K/8": lambda draw, rows, k: draw.indices(k) >= 7 * k // 8,
+    "1/2 of the columns": lambda draw, rows, k: draw.mask(0.5, k),
+    "1/16 of the columns": lambda draw, rows, k: draw.mask(1 / 16, k),
     "8 blocks": block_diagonal_mask,
-    "one-hot": lambda d, r, k: mask_in_each_row(d, r, k, 1),
-    "4 in a row": lambda d, r, k: mask_in_each_row(d, r, k, 4),
-    "32 in a row": lambda d, r, k: mask_in_each_row(d, r, k, 32),
-    "some rows": lambda d, r, k: d.mask(0.7, r, 1),
+    "one-hot": lambda draw, rows, k: mask_in_each_row(draw, rows, k, 1),
+    "4 in a row": lambda draw, rows, k: mask_in_each_row(draw, rows, k, 4),
+    "32 in a row": lambda draw, rows, k: mask_in_each_row(draw, rows, k, 32),
+    "some rows": lambda draw, rows, k: draw.mask(0.7, rows, 1),
 }
+
+
+def _large_columns(draw: Draw, k: int, *, count: int, factor: float) -> Tensor:
+    """Return the factor for `count` random columns, and 1 for all others."""
+    return (draw.zeros(k) + 1).scatter(0, draw.random_columns(count, k), factor)
+
 
 # Factors for the columns of x and weight, that is, along K.
 COLUMN_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
-    "one column large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.random_columns(1, k), 1e4),
-    "last column large": lambda d, k: torch.where(d.indices(k) == k - 1, 1e4, 1.0),
-    "16 columns large": lambda d, k: (d.zeros(k) + 1).scatter(0, d.random_columns(16, k), 300.0),
-    "columns graded": lambda d, k: d.grades(10, k, shuffled=False),
-    "columns scaled": lambda d, k: d.powers(-6, 6, k) ** 2,
+    "one column large": partial(_large_columns, count=1, factor=1e4),
+    "last column large": lambda draw, k: torch.where(draw.indices(k) == k - 1, 1e4, 1.0),
+    "16 columns large": partial(_large_columns, count=16, factor=300.0),
+    "columns graded": lambda draw, k: draw.grades(10, k, shuffled=False),
+    "columns scaled": lambda draw, k: draw.powers(-6, 6, k) ** 2,
 }
 
 # Factors for the rows of x or weight.
 ROW_SCALES: dict[str, Callable[[Draw, int], Tensor]] = {
-    "rows scaled": lambda d, r: d.powers(-2, 2, r, 1) ** 15,
-    "some rows large": lambda d, r: torch.where(d.mask(0.3, r, 1), 1e4, 1.0),
+    "rows scaled": lambda draw, rows: draw.powers(-2, 2, rows, 1) ** 15,
+    "some rows large": lambda draw, rows: torch.where(draw.mask(0.3, rows, 1), 1e4, 1.0),
 }
 
 # Roundings to the few values that a narrower dtype has.

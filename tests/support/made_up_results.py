@@ -6,7 +6,7 @@ from pathlib import Path
 from problems import linear_relu_divide as linear
 from problems import relu
 from referee import records
-from referee.names import COMPILED
+from referee.call_names import COMPILED
 from referee.times import timing
 from referee.times.gain import TimesOfSetting
 from referee.verdict import Verdict

@@ -39,10 +39,21 @@ def flush_tiny(rows: Tensor) -> Tensor:
     return rows * (rows.abs() >= rows.abs().amax(1, keepdim=True) * 2.0**-24)
 
 
+def sampled_spans(k: int) -> list[Tensor]:
+    """Return the columns of the eight spans of a weight row that decide the row's scale on sm90.
+
+    A span has 16 columns. It begins at a multiple of four, and only whole fours are sampled: for
+    K = 21, the last two spans are the columns 12 to 19 and 16 to 19. This is the rule of
+    `first_k_of_lane` in kernels/linear/sm90/sample_weight.cuh.
+    """
+    begins = [span * k // 8 // 4 * 4 for span in range(8)]
+    end = k // 4 * 4
+    return [torch.arange(begin, min(begin + 16, end)) for begin in begins]
+
+
 def sampled_columns(k: int) -> Tensor:
-    """Return the columns of a weight row that a kernel samples for the row's scale."""
-    chunk = torch.arange(8)[:, None] * (k // 8) // 16 * 16 + torch.arange(16)
-    return chunk[chunk < k].unique()
+    """Return the columns of all sampled spans, each once."""
+    return torch.cat(sampled_spans(k)).unique()
 
 
 def scaled_sampled_columns(draw: Draw, rows: int, k: int, *, factors: list[float]) -> Tensor:
@@ -126,15 +137,16 @@ def inversely_graded(
     k: int,
     n: int,
     *,
-    span: int,
+    largest_exponent: int,
     x: MatrixFunction = Draw.normal,
     weight: MatrixFunction = Draw.normal,
 ) -> Operands:
-    """Scale the columns of x by 2^-span to 2^span in random order, and those of weight inversely.
+    """Scale the columns of x by powers of two in random order, and those of weight inversely.
 
-    `x` and `weight` are the functions that draw the two before they are scaled.
+    The powers are from 2^-largest_exponent to 2^largest_exponent. `x` and `weight` are the
+    functions that draw the two before they are scaled.
     """
-    grades = draw.grades(span, k, shuffled=True)
+    grades = draw.grades(largest_exponent, k, shuffled=True)
     return x(draw, m, k) * grades, weight(draw, n, k) / grades, draw.zeros(n)
 
 
@@ -221,11 +233,11 @@ CASES: dict[str, Case] = operands.CASES | {
     "overflow": IndependentOperands(  # in every second column
         x=partial(scaled_uniform, offset=0.5, scale=2.0**100), weight=rows_near_overflow
     ),
-    "graded and inversely graded, shuffled": partial(inversely_graded, span=20),
+    "graded and inversely graded, shuffled": partial(inversely_graded, largest_exponent=20),
     # The next two stay within the range in which hi and lo keep their bits.
-    "mildly graded and inversely graded": partial(inversely_graded, span=8),
+    "mildly graded and inversely graded": partial(inversely_graded, largest_exponent=8),
     "graded by 2^22 and inversely graded": partial(
-        inversely_graded, span=11, x=Draw.uniform, weight=_half_signed
+        inversely_graded, largest_exponent=11, x=Draw.uniform, weight=_half_signed
     ),
     "1/16 of the columns shared": sharing_columns,
     "16 columns shared": partial(sharing_columns, count=16),

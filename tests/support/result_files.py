@@ -28,7 +28,7 @@ RECORD: Shape = {
     "accuracy": str,
     "cases": int,
     "import_seconds": NUMBER,
-    "walls": bool,
+    "walls": (bool, OR_NONE),
     "details": str,
     "refused": list,
     "notes": list,

@@ -15,7 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from tests.support.named_operands import CASES, draw_case, sampled_columns
+from problems.operands import INF
+from tests.support.named_operands import CASES, draw_case, sampled_spans
 from tests.support.promises import FEW_TERMS_ERROR, FP16X3_SLACK, Reference, broken_promises
 
 # The length of K that one tensor-core instruction multiplies.
@@ -55,8 +56,11 @@ class Kernel:
         hi_first: in each k-group, the hi products of the first half come before the lo products of
             the whole k-group. False: in each interval, lo products come before hi products.
         compensates: an accumulation starts with the rounding error of the promotion before it.
-        x_top, weight_top: the largest element of a row is scaled to [2^(top - 1), 2^top).
+        x_target, weight_target: the largest element of a row is scaled to this exponent, that is,
+            into [2^target, 2^(target + 1)).
         samples_weight: the scale of a weight row comes from a sample of its elements.
+        min_exponent, max_exponent: the limits of a weight row's exponent. With one product, the
+            maximum is also that of a row of x.
         lo_exponent: lo is scaled by 2^lo_exponent.
         half: the dtype of hi and lo.
         tile: the rows of x, and of weight, of the results that are computed again at a time.
@@ -67,9 +71,11 @@ class Kernel:
     interval: int | None = None
     hi_first: bool = False
     compensates: bool = False
-    x_top: int = 15
-    weight_top: int = 15
+    x_target: int = 14
+    weight_target: int = 14
     samples_weight: bool = False
+    min_exponent: int = -1000  # no row of float32 has a smaller one, or a larger one than 1000
+    max_exponent: int = 1000
     lo_exponent: int = 11
     cores: Cores = HOPPER
     half: torch.dtype = torch.float16
@@ -79,9 +85,12 @@ class Kernel:
 
 
 SM80 = Kernel(compensates=True, cores=AMPERE)
-SM90 = Kernel(hi_first=True, weight_top=10, samples_weight=True)
+SM90 = Kernel(
+    hi_first=True, weight_target=9, samples_weight=True, min_exponent=-111, max_exponent=127
+)
 SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
-ONE_PRODUCT = replace(SM90, products=1, weight_top=3)  # sm90's kernel with TF32's accuracy
+# sm90's kernel with TF32's accuracy
+ONE_PRODUCT = Kernel(products=1, weight_target=2, samples_weight=True, max_exponent=126)
 # The kernels of fp16x3, with their names.
 FP16X3_KERNELS = {SM80: "sm80", SM80_ON_HOPPER: "sm80 on Hopper", SM90: "sm90"}
 
@@ -97,21 +106,41 @@ def promotion_interval(k: int, kernel: Kernel) -> int:
     return 64 if k < 4096 else 128
 
 
-def exponents(maximum: Tensor, top: int) -> Tensor:
-    """Return e with maximum * 2^e in [2^(top - 1), 2^top); 0 for a maximum of 0, inf or NaN."""
+def exponents(maximum: Tensor, target: int) -> Tensor:
+    """Return e with maximum * 2^e in [2^target, 2^(target + 1)); 0 for a maximum of 0, inf or NaN.
+
+    frexp returns a mantissa in [1/2, 1), so its exponent is one larger than that of the maximum.
+    """
     usable = torch.isfinite(maximum) & (maximum > 0)
-    return torch.where(usable, top - torch.frexp(maximum).exponent, 0)
+    return torch.where(usable, target - (torch.frexp(maximum).exponent - 1), 0)
 
 
 def maxima(rows: Tensor) -> Tensor:
-    """Return the largest magnitude of each row."""
+    """Return the largest magnitude of each row; NaN for a row that holds NaN."""
     return rows.abs().amax(1)
 
 
-def sampled_maxima(rows: Tensor) -> Tensor:
-    """Return the largest magnitude in a sample of each row; in the whole row if the sample is 0."""
-    sampled = maxima(rows[:, sampled_columns(rows.shape[1])])
-    return torch.where(sampled == 0, maxima(rows), sampled)
+def span_maxima(weight: Tensor) -> Tensor:
+    """Return the largest magnitude of each of a row's sampled spans, [rows, 8].
+
+    A NaN in a span is ignored. If all spans of a row are zero, they get the maximum of the row
+    instead, which is infinite if the row holds NaN.
+    """
+    magnitudes = weight.abs().nan_to_num(0, INF)
+    zero = weight.new_zeros(len(weight), 1)  # the maximum of a span that has no elements
+    spans = [
+        torch.cat([zero, magnitudes[:, span]], 1).amax(1) for span in sampled_spans(weight.shape[1])
+    ]
+    of_spans = torch.stack(spans, 1)
+    is_zero = (of_spans == 0).all(1, keepdim=True)
+    return torch.where(is_zero, maxima(weight).nan_to_num(INF, INF)[:, None], of_spans)
+
+
+def weight_exponents(weight: Tensor, kernel: Kernel) -> Tensor:
+    """Return the exponents of the rows of weight for hi and lo."""
+    maximum = span_maxima(weight).amax(1) if kernel.samples_weight else maxima(weight)
+    needed = exponents(maximum, kernel.weight_target)
+    return needed.clamp(kernel.min_exponent, kernel.max_exponent)
 
 
 def scale(rows: Tensor, exponent: Tensor) -> Tensor:
@@ -254,27 +283,18 @@ def has_wide_range(rows: Tensor, exponent: Tensor) -> Tensor:
     return tiny.sum(1) > (rows != 0).sum(1) / 32
 
 
-def mean_exponents(weight: Tensor, top: int) -> Tensor:
-    """Return e with mean * 2^e in [2^(top - 1), 2^top), for the mean of each row's sampled maxima.
+def mean_exponents(weight: Tensor, kernel: Kernel) -> Tensor:
+    """Return the exponents of the rows of weight for hi alone.
 
-    The sample of a row is 8 spans of 16 elements, each of which has a maximum. The mean is the
-    geometric one, without zeros. If all spans are zero, the maximum of the row takes their place.
+    They scale the mean of each row's span maxima to the target. The mean is the geometric one,
+    without zeros.
     """
-    k = weight.shape[1]
-    first_columns = torch.arange(8) * k // 8 // 4 * 4  # of the spans: multiples of 4
-    column = first_columns[:, None] + torch.arange(16)
-    exists = column // 4 * 4 + 4 <= k  # the kernel reads four at once
-    inf = float("inf")
-    spans = weight.abs()[:, column.clamp(max=k - 1)].nan_to_num(0, inf)  # NaN is ignored
-    span_maxima = torch.where(exists, spans, 0).amax(2)
-    row_maximum = maxima(weight).nan_to_num(inf, inf)[:, None]
-    is_zero = (span_maxima == 0).all(1, keepdim=True)
-    span_maxima = torch.where(is_zero, row_maximum, span_maxima)
-    biased_exponents = span_maxima.view(torch.int32) >> 23
-    exponent_sum = torch.where(span_maxima > 0, biased_exponents, 0).sum(1)
-    count = (span_maxima > 0).sum(1)
+    maximum = span_maxima(weight)
+    biased_exponents = maximum.view(torch.int32) >> 23
+    exponent_sum = torch.where(maximum > 0, biased_exponents, 0).sum(1)
+    count = (maximum > 0).sum(1)
     mean = torch.where(count > 0, exponent_sum // count.clamp(min=1) - 127, 0)
-    return (top - 1 - mean).clamp(max=126)
+    return (kernel.weight_target - mean).clamp(max=kernel.max_exponent)
 
 
 def has_many_subnormals(hi: Tensor) -> Tensor:
@@ -303,15 +323,15 @@ def tf32_product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
 
 def x_as_fp16(x: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
     """Return x scaled and rounded, the exponents, and which rows need TF32."""
-    exponent = exponents(maxima(x), kernel.x_top)
-    has_no_scale = ~torch.isfinite(x).all(1) | (exponent > 126)
+    exponent = exponents(maxima(x), kernel.x_target)
+    has_no_scale = ~torch.isfinite(x).all(1) | (exponent > kernel.max_exponent)
     hi = scale(x.masked_fill(has_no_scale[:, None], 0), exponent).to(kernel.half)
     return hi, exponent, has_no_scale | has_wide_range(x, exponent)
 
 
 def weight_as_fp16(weight: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
     """Return weight scaled and rounded, the exponents, and which rows need TF32."""
-    exponent = mean_exponents(weight, kernel.weight_top)
+    exponent = mean_exponents(weight, kernel)
     hi = scale(weight, exponent).to(kernel.half)
     return hi, exponent, ~torch.isfinite(hi).all(1) | has_many_subnormals(hi)
 
@@ -343,16 +363,16 @@ def product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
         return fp16_product(x, weight, kernel)
     x_is_nonfinite = ~torch.isfinite(x).all(1)
     weight_is_nonfinite = ~torch.isfinite(weight).all(1)
-    e_x = exponents(maxima(x), kernel.x_top)
-    weight_maxima = sampled_maxima(weight) if kernel.samples_weight else maxima(weight)
-    e_weight = exponents(weight_maxima, kernel.weight_top)
+    e_x = exponents(maxima(x), kernel.x_target)
+    e_weight = weight_exponents(weight, kernel)
     # With an inf in x, each row of the weight would look as if it had overflowed.
     finite_x = x.masked_fill(x_is_nonfinite[:, None], 0)
     total = scaled_sum(finite_x, weight, e_x, e_weight, kernel)
     overflowed = ~torch.isfinite(total).all(0)
     if kernel.recomputes and overflowed.any():
         # The largest element of the whole row decides its scale now, as for x.
-        e_weight[overflowed] = exponents(maxima(weight[overflowed]), kernel.x_top)
+        needed = exponents(maxima(weight[overflowed]), kernel.x_target)
+        e_weight[overflowed] = needed.clamp(max=kernel.max_exponent)
         total[:, overflowed] = scaled_sum(
             finite_x, weight[overflowed], e_x, e_weight[overflowed], kernel
         )

@@ -58,16 +58,16 @@ void widen_block<Float16>(const uint16_t* x, float* values) {
 
 // ---------------------------------------------------------------------------------------- sums
 
-// Adds four spans of `count` elements to their sums: sums[i] += element i of each span. The spans
+// Adds four runs of `count` elements to their sums: sums[i] += element i of each run. The runs
 // begin `stride` elements apart.
 template <typename E>
-void add_four_spans(const typename E::Bits* spans, int64_t stride, double* __restrict__ sums,
-                    int64_t count) {
+void add_four_runs(const typename E::Bits* runs, int64_t stride, double* __restrict__ sums,
+                   int64_t count) {
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
     typename E::Compute values[4][kBlock];
-    for (int64_t span = 0; span < 4; ++span) {
-      widen_block<E>(spans + span * stride + i, values[span]);
+    for (int64_t run = 0; run < 4; ++run) {
+      widen_block<E>(runs + run * stride + i, values[run]);
     }
     for (int64_t j = 0; j < kBlock; ++j) {
       const double first_two = double{values[0][j]} + double{values[1][j]};
@@ -76,21 +76,21 @@ void add_four_spans(const typename E::Bits* spans, int64_t stride, double* __res
     }
   }
   for (; i < count; ++i) {
-    const auto value = [=](int64_t span) { return double{E::widen(spans[span * stride + i])}; };
+    const auto value = [=](int64_t run) { return double{E::widen(runs[run * stride + i])}; };
     sums[i] += (value(0) + value(1)) + (value(2) + value(3));
   }
 }
 
-// Adds one span of `count` elements to its sums: sums[i] += element i.
+// Adds one run of `count` elements to its sums: sums[i] += element i.
 template <typename E>
-void add_span(const typename E::Bits* span, double* __restrict__ sums, int64_t count) {
+void add_run(const typename E::Bits* run, double* __restrict__ sums, int64_t count) {
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
     typename E::Compute values[kBlock];
-    widen_block<E>(span + i, values);
+    widen_block<E>(run + i, values);
     for (int64_t j = 0; j < kBlock; ++j) sums[i + j] += double{values[j]};
   }
-  for (; i < count; ++i) sums[i] += double{E::widen(span[i])};
+  for (; i < count; ++i) sums[i] += double{E::widen(run[i])};
 }
 
 // Sums the rows of sums [rows, columns] into its first row, pairwise: adds the second half of the

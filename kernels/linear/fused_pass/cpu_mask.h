@@ -1,8 +1,8 @@
-// The mask of the fused pass on a CPU (fused_pass_cpu.cpp), span by span.
+// The mask of the fused pass on a CPU (fused_pass_cpu.cpp), run by run.
 //
 // In memory, a row of the mask has (n + 7) / 8 whole bytes. If n is not a multiple of 8, a row ends
 // with unused bits, which are 0. The elements of two rows are then adjacent in memory, but their
-// bits are not. So the kernels use two forms of a span's mask in which the elements of its rows
+// bits are not. So the kernels use two forms of a run's mask in which the elements of its rows
 // are adjacent: PackedMask, with a bit for each element, and Flags, with a byte.
 
 #pragma once
@@ -18,12 +18,12 @@
 namespace kernels::cpu {
 namespace {
 
-// The most elements of a span: adjacent elements that are a part of one row, or several whole
+// The most elements of a run: adjacent elements that are a part of one row, or several whole
 // rows. In float32, 512 elements of grad_output and of grad_z and 512 sums in double take 8 KiB. An
 // L1 cache has 32 KiB or more.
-constexpr int64_t kSpan = 512;
-static_assert(kSpan % kBlock == 0, "a full span has whole blocks");
-static_assert(kSpan % 8 == 0, "the next span of a row begins with a byte of the mask");
+constexpr int64_t kMaxRun = 512;
+static_assert(kMaxRun % kBlock == 0, "a full run has whole blocks");
+static_assert(kMaxRun % 8 == 0, "the next run of a row begins with a byte of the mask");
 
 // Calls body(i, byte, count) for each byte of the mask of `rows` whole rows of n elements. The
 // byte's lowest `count` bits belong to the elements i, i + 1, ..., counted from the first row's
@@ -40,20 +40,20 @@ void for_mask_bytes(Byte* mask, int64_t rows, int64_t n, const Body& body) {
   }
 }
 
-// The bits of a span's elements without the unused bits at the ends of rows: element i of the
-// span has bit i % 8 of byte i / 8.
+// The bits of a run's elements without the unused bits at the ends of rows: element i of the
+// run has bit i % 8 of byte i / 8.
 struct PackedMask {
-  // One byte more than a span's bits: eight_bits reads two bytes.
-  uint8_t bytes[kSpan / 8 + 1] = {};
+  // One byte more than a run's bits: eight_bits reads two bytes.
+  uint8_t bytes[kMaxRun / 8 + 1] = {};
 
-  // The bits of the elements i to i + 7. Bits beyond the span's last element mean nothing.
+  // The bits of the elements i to i + 7. Bits beyond the run's last element mean nothing.
   int eight_bits(int64_t i) const {
     const int two_bytes = bytes[i / 8] | bytes[i / 8 + 1] << 8;
     return two_bytes >> i % 8 & 0xff;
   }
 };
 
-// Writes a span's bits to the mask, where each row has bytes of its own. If the span has one row,
+// Writes a run's bits to the mask, where each row has bytes of its own. If the run has one row,
 // `columns` may be a part of it; otherwise the rows are whole.
 void write_mask(const PackedMask& packed, int64_t rows, int64_t columns, uint8_t* mask) {
   if (rows == 1) {
@@ -70,12 +70,12 @@ void write_mask(const PackedMask& packed, int64_t rows, int64_t columns, uint8_t
   });
 }
 
-// The mask of a span with a byte for each element: flag i is 0 if the gradient of element i does
+// The mask of a run with a byte for each element: flag i is 0 if the gradient of element i does
 // not pass.
 struct Flags {
-  // One block more than a span: `read` writes up to 7 bytes beyond the last element, and
+  // One block more than a run: `read` writes up to 7 bytes beyond the last element, and
   // divide_and_select reads whole blocks.
-  uint8_t bytes[kSpan + kBlock];
+  uint8_t bytes[kMaxRun + kBlock];
 
   // Reads the mask of `rows` whole rows of n elements. The flags beyond the last element are 0.
   void read(const uint8_t* mask, int64_t rows, int64_t n) {

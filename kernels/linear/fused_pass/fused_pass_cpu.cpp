@@ -9,8 +9,8 @@
 //                grad_bias [n] = the sums of grad_z's columns
 //
 // For large matrices, the bandwidth of the memory is the limit. So each element is loaded once, and
-// everything is done with it while it is in the L1 cache. The kernels do so for one span after the
-// other: a span is up to 512 adjacent elements, which are a part of one row or several whole rows.
+// everything is done with it while it is in the L1 cache. The kernels do so run by run: a run is up
+// to 512 adjacent elements, which are a part of one row or several whole rows.
 //
 // grad_bias is summed in double and rounded once. So its error is no larger than that of torch's
 // sum in float32, in any order of torch's additions. For float64, both sum in float64; here
@@ -32,18 +32,18 @@ namespace {
 
 // The constants of the backward.
 struct CpuBackwardConfig {
-  // The spans of grad_z are added to their sums four at a time (add_four_spans): each sum is then
+  // The runs of grad_z are added to their sums four at a time (add_four_runs): each sum is then
   // loaded and stored once for four terms.
-  static constexpr int64_t kSpansAdded = 4;
+  static constexpr int64_t kRunsAdded = 4;
   // First the columns of each row group are summed, and then the sums of the row groups. A row
   // group has 64 rows, or more if they are short: row_group_size, below.
   static constexpr int64_t kRowGroupSize = 64;
 };
-static_assert(CpuBackwardConfig::kSpansAdded == 4, "add_four_spans adds four");
+static_assert(CpuBackwardConfig::kRunsAdded == 4, "add_four_runs adds four");
 
 // ------------------------------------------------------------------------------------- forward
 
-// out = relu(out) / divisor, in place, for a span of `count` elements. Writes the mask's bits of
+// out = relu(out) / divisor, in place, for a run of `count` elements. Writes the mask's bits of
 // these elements to `packed` unless it is null.
 template <typename E>
 void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute divisor,
@@ -61,39 +61,39 @@ void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute d
              });
 }
 
-// A span of forward: `rows` rows from `row` on, and `columns` columns from `column` on. If it has
+// A run of forward: `rows` rows from `row` on, and `columns` columns from `column` on. If it has
 // several rows, they are whole.
 //
 // Forward's ranges are ranges of the mask's bytes, because no two threads may write to one byte.
 // Byte number b has 8 elements, from row b / row_bytes and column b % row_bytes * 8 on, or fewer at
 // the end of a row. Without a mask, the ranges count the bytes that a mask would have.
-struct ForwardSpan {
+struct ForwardRun {
   int64_t row;
   int64_t rows;
   int64_t column;
   int64_t columns;
 
-  // The span that begins with byte `byte` of the mask. The bytes from `end` on are not part of it.
-  ForwardSpan(int64_t byte, int64_t end, int64_t n) {
+  // The run that begins with byte `byte` of the mask. The bytes from `end` on are not part of it.
+  ForwardRun(int64_t byte, int64_t end, int64_t n) {
     const int64_t row_bytes = bytes_of_bits(n);
     row = byte / row_bytes;
     column = byte % row_bytes * 8;
-    columns = std::min({n - column, kSpan, (end - byte) * 8});
+    columns = std::min({n - column, kMaxRun, (end - byte) * 8});
     rows = 1;
-    // At the beginning of a row, the span has as many whole rows as fit, if any do.
+    // At the beginning of a row, the run has as many whole rows as fit, if any do.
     if (column == 0) {
-      const int64_t whole_rows = std::min(kSpan / n, (end - byte) / row_bytes);
+      const int64_t whole_rows = std::min(kMaxRun / n, (end - byte) / row_bytes);
       rows = std::max<int64_t>(whole_rows, 1);
     }
   }
 
-  // Returns how many bytes of the mask the span has.
+  // Returns how many bytes of the mask the run has.
   int64_t bytes() const { return rows * bytes_of_bits(columns); }
 };
 
 // ------------------------------------------------------------------------------------ backward
 
-// grad_z = mask bit ? grad_output / divisor : 0, for a span of `count` elements whose bits of the
+// grad_z = mask bit ? grad_output / divisor : 0, for a run of `count` elements whose bits of the
 // mask are adjacent, as the elements are. The first element has the lowest bit of mask[0].
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
@@ -109,7 +109,7 @@ void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
              });
 }
 
-// Divides and selects as above, for a span of several rows. Their bits in the mask are not
+// Divides and selects as above, for a run of several rows. Their bits in the mask are not
 // adjacent, so each element has a flag instead.
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
@@ -123,29 +123,30 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
              });
 }
 
-// The rows of backward's spans: as many as fit, or 1 if a row is longer than a span. If 64 or
-// more fit, the number is a multiple of 64: the spans then have whole blocks for every n, and
+// The rows of backward's runs: as many as fit, or 1 if a row is longer than a run. If 64 or
+// more fit, the number is a multiple of 64: the runs then have whole blocks for every n, and
 // whole blocks are faster.
-int64_t span_rows(int64_t n) {
-  const int64_t rows = kSpan / n;
+int64_t rows_per_run(int64_t n) {
+  const int64_t rows = kMaxRun / n;
   if (rows >= kBlock) return rows / kBlock * kBlock;
   return std::max<int64_t>(rows, 1);
 }
 
-// The rows of a row group: 64, or those of four spans if they are more. Row groups do not
+// The rows of a row group: 64, or those of four runs if they are more. Row groups do not
 // depend on the number of threads, and so neither does the order of the additions.
 int64_t row_group_size(int64_t n) {
-  return std::max(CpuBackwardConfig::kRowGroupSize, CpuBackwardConfig::kSpansAdded * span_rows(n));
+  return std::max(CpuBackwardConfig::kRowGroupSize,
+                  CpuBackwardConfig::kRunsAdded * rows_per_run(n));
 }
 
 int64_t row_groups_of(int64_t m, int64_t n) { return divide_up(m, row_group_size(n)); }
 
-int64_t units_of_row_group(int64_t n) { return divide_up(n, kSpan); }
+int64_t units_of_row_group(int64_t n) { return divide_up(n, kMaxRun); }
 
 // The part of the matrix that one thread handles at a time in backward: the rows of a row group,
-// and as many columns as a span has. Units are numbered along the rows:
+// and as many columns as a run has. Units are numbered along the rows:
 //
-//     n = 1300: rows are longer than a span         n = 200: a span has two whole rows
+//     n = 1300: rows are longer than a run          n = 200: a run has two whole rows
 //
 //        512     512   276 columns                       200 columns
 //      +-------+-------+----+                         +--------------+
@@ -153,22 +154,22 @@ int64_t units_of_row_group(int64_t n) { return divide_up(n, kSpan); }
 //      +-------+-------+----+                         +--------------+
 //      |  3    |  4    | 5  |  row group 1            |      1       |   row group 1
 //      +-------+-------+----+                         +--------------+
-//      a unit has 64 spans of one row                 a unit has 32 spans of two rows
+//      a unit has 64 runs of one row                  a unit has 32 runs of two rows
 struct Unit {
   int64_t row_group;
   int64_t first_row;
   int64_t rows;
   int64_t first_column;
   int64_t columns;
-  int64_t rows_of_span;  // the last span of a unit may have fewer
+  int64_t rows_of_run;  // the last run of a unit may have fewer
 
   Unit(int64_t index, int64_t m, int64_t n) {
     row_group = index / units_of_row_group(n);
     first_row = row_group * row_group_size(n);
     rows = std::min(row_group_size(n), m - first_row);
-    first_column = index % units_of_row_group(n) * kSpan;
-    columns = std::min(kSpan, n - first_column);
-    rows_of_span = std::min(span_rows(n), rows);
+    first_column = index % units_of_row_group(n) * kMaxRun;
+    columns = std::min(kMaxRun, n - first_column);
+    rows_of_run = std::min(rows_per_run(n), rows);
   }
 };
 
@@ -192,57 +193,57 @@ struct Backward {
         sums(call.grad_bias == nullptr ? nullptr : static_cast<double*>(call.workspace)),
         n(call.n) {}
 
-  // Writes grad_z of one span: `columns` columns from `column` on, of `rows` rows from `row` on.
-  void write_span(int64_t row, int64_t rows, int64_t column, int64_t columns) const {
+  // Writes grad_z of one run: `columns` columns from `column` on, of `rows` rows from `row` on.
+  void write_run(int64_t row, int64_t rows, int64_t column, int64_t columns) const {
     const int64_t first = row * n + column;
     const int64_t count = rows * columns;
-    const uint8_t* const span_mask = mask + row * bytes_of_bits(n) + column / 8;
+    const uint8_t* const mask_of_run = mask + row * bytes_of_bits(n) + column / 8;
     const bool has_adjacent_bits = rows == 1 || n % 8 == 0;
     if (has_adjacent_bits) {
-      divide_and_select<E>(grad_output + first, span_mask, divisor, grad_z + first, count);
+      divide_and_select<E>(grad_output + first, mask_of_run, divisor, grad_z + first, count);
       return;
     }
     Flags flags;
-    flags.read(span_mask, rows, n);
+    flags.read(mask_of_run, rows, n);
     divide_and_select<E>(grad_output + first, flags, divisor, grad_z + first, count);
   }
 
   // Writes grad_z of a unit. Also writes the sums of the unit's columns to row unit.row_group of
   // `sums`, unless it is null.
   void write_unit(const Unit& unit) const {
-    // span_sums[i] is the sum over all spans of their element i. If a span has several rows, a
-    // column has one sum for each row of the span. sum_rows adds these sums at the end.
-    double span_sums[kSpan];
-    if (sums != nullptr) std::fill_n(span_sums, unit.rows_of_span * unit.columns, 0.0);
-    // Four spans of grad_z are written, and then added while they are in the L1 cache.
-    const int64_t rows_at_once = CpuBackwardConfig::kSpansAdded * unit.rows_of_span;
+    // element_sums[i] is the sum over all runs of their element i. If a run has several rows, a
+    // column has one sum for each row of the run. sum_rows adds these sums at the end.
+    double element_sums[kMaxRun];
+    if (sums != nullptr) std::fill_n(element_sums, unit.rows_of_run * unit.columns, 0.0);
+    // Four runs of grad_z are written, and then added while they are in the L1 cache.
+    const int64_t rows_at_once = CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
     const int64_t unit_end = unit.first_row + unit.rows;
     for (int64_t begin = unit.first_row; begin < unit_end; begin += rows_at_once) {
       const int64_t end = std::min(begin + rows_at_once, unit_end);
-      for (int64_t row = begin; row < end; row += unit.rows_of_span) {
-        const int64_t rows = std::min(unit.rows_of_span, end - row);
-        write_span(row, rows, unit.first_column, unit.columns);
+      for (int64_t row = begin; row < end; row += unit.rows_of_run) {
+        const int64_t rows = std::min(unit.rows_of_run, end - row);
+        write_run(row, rows, unit.first_column, unit.columns);
       }
-      if (sums != nullptr) add_spans(unit, begin, end, span_sums);
+      if (sums != nullptr) add_runs(unit, begin, end, element_sums);
     }
     if (sums == nullptr) return;
-    sum_rows(span_sums, unit.rows_of_span, unit.columns);
-    std::copy_n(span_sums, unit.columns, sums + unit.row_group * n + unit.first_column);
+    sum_rows(element_sums, unit.rows_of_run, unit.columns);
+    std::copy_n(element_sums, unit.columns, sums + unit.row_group * n + unit.first_column);
   }
 
-  // Adds the unit's spans of the rows begin <= row < end, at most four spans, to their sums.
-  void add_spans(const Unit& unit, int64_t begin, int64_t end, double* span_sums) const {
-    const Bits* span = grad_z + begin * n + unit.first_column;
-    const int64_t stride = unit.rows_of_span * n;
-    const bool has_four = end - begin == CpuBackwardConfig::kSpansAdded * unit.rows_of_span;
+  // Adds the unit's runs of the rows begin <= row < end, at most four runs, to their sums.
+  void add_runs(const Unit& unit, int64_t begin, int64_t end, double* element_sums) const {
+    const Bits* run = grad_z + begin * n + unit.first_column;
+    const int64_t stride = unit.rows_of_run * n;
+    const bool has_four = end - begin == CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
     if (has_four) {
-      add_four_spans<E>(span, stride, span_sums, unit.rows_of_span * unit.columns);
+      add_four_runs<E>(run, stride, element_sums, unit.rows_of_run * unit.columns);
       return;
     }
-    for (int64_t row = begin; row < end; row += unit.rows_of_span) {
-      const int64_t rows = std::min(unit.rows_of_span, end - row);
-      add_span<E>(span, span_sums, rows * unit.columns);
-      span += stride;
+    for (int64_t row = begin; row < end; row += unit.rows_of_run) {
+      const int64_t rows = std::min(unit.rows_of_run, end - row);
+      add_run<E>(run, element_sums, rows * unit.columns);
+      run += stride;
     }
   }
 };
@@ -256,12 +257,12 @@ void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t en
     const auto divisor = static_cast<typename E::Compute>(call.divisor);
     const bool has_mask = call.mask != nullptr;
     for (int64_t byte = begin; byte < end;) {
-      const ForwardSpan span(byte, end, call.n);
+      const ForwardRun run(byte, end, call.n);
       PackedMask packed;
-      relu_and_divide<E>(out + span.row * call.n + span.column, span.rows * span.columns, divisor,
+      relu_and_divide<E>(out + run.row * call.n + run.column, run.rows * run.columns, divisor,
                          has_mask ? &packed : nullptr);
-      if (has_mask) write_mask(packed, span.rows, span.columns, call.mask + byte);
-      byte += span.bytes();
+      if (has_mask) write_mask(packed, run.rows, run.columns, call.mask + byte);
+      byte += run.bytes();
     }
   });
 }

@@ -152,7 +152,7 @@ inline void record_backward(Namespace name_space, const LinearInputs& inputs, co
 template <Namespace name_space>
 Tensor linear_autograd(const LinearInputs& inputs) {
   const GateAnswer answer = ask_gate(inputs);
-  if (answer == GateAnswer::kReference) return linear_composite(inputs);
+  if (answer == GateAnswer::kReference) return linear_by_torch(inputs);
   const bool runs_kernels = answer == GateAnswer::kKernels;
 
   if (runs_kernels && inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
@@ -173,7 +173,7 @@ Tensor linear_autograd(const LinearInputs& inputs) {
 
   TwoTensors out_and_mask;
   if (runs_kernels) {
-    out_and_mask = linear_with_mask_forward(inputs);
+    out_and_mask = linear_with_mask_without_autograd(inputs);
   } else {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     out_and_mask = call_linear_with_mask(name_space, inputs);
@@ -192,7 +192,7 @@ ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
   };
   if (is_differentiated(inputs.grad_output) || (inputs.x && is_differentiated(*inputs.x)) ||
       (inputs.weight && is_differentiated(*inputs.weight))) {
-    return linear_gradients_composite(inputs);
+    return linear_gradients_by_torch(inputs);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return call_gradients(name_space, inputs);

@@ -117,9 +117,9 @@ inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
   if (!a.is_cuda()) return false;
   if (a.scalar_type() == at::kFloat) {
     // At `high`, only the path sm90 has a kernel for gradients.
-    const bool needs_float32_accuracy = float32_precision() == Precision::kFloat32Accuracy;
+    const bool is_highest = float32_precision() == Precision::kHighest;
     const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
-    return needs_float32_accuracy || may_choose_sm90;
+    return is_highest || may_choose_sm90;
   }
   const bool is_half_type = a.element_size() == 2;
   if (!is_half_type) return false;
@@ -264,10 +264,9 @@ inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
           defined_or_empty(gradients.bias)};
 }
 
-// The operator linear_relu_divide_gradients on a CPU or a GPU (its _forward in the terms of
-// torch_support/operators.h: the function that skips autograd). Autocast and gradients may be on
+// The operator linear_relu_divide_gradients on a CPU or a GPU. Autocast and gradients may be on
 // when a traced graph runs, though they were off when it was traced. So both are switched off here.
-inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
+inline ThreeTensors linear_gradients_without_autograd(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
   return as_results(compute_gradients(inputs), inputs.grad_output);
@@ -275,7 +274,7 @@ inline ThreeTensors linear_gradients_forward(const BackwardInputs& inputs) {
 
 // Computes linear_relu_divide_gradients by torch's ops: for tensors without memory, under vmap, and
 // where gradients of the gradients are needed.
-inline ThreeTensors linear_gradients_composite(const BackwardInputs& inputs) {
+inline ThreeTensors linear_gradients_by_torch(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return as_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);
 }

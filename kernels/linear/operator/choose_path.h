@@ -16,7 +16,7 @@
 //
 // A path *wins* if it is estimated to take less time than the path torch, which is torch's product
 // followed by the fused pass. Each function `..._wins` makes this estimate by a few limits, its
-// constants. The path sm90 wins by one of its two kinds of kernels, fp16x3 or gemm_one_product.
+// constants.
 //
 //   their origin   The limits of the path sm80 follow from the arithmetic rates of an A100. All
 //                  others were fitted to the times of 3,887 products on an H200, with operands in
@@ -29,6 +29,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "common/sizes.h"
 #include "launchers.h"
@@ -38,7 +39,8 @@ namespace kernels {
 enum class Path {
   // skinny.cu: float32 without tensor cores, for few rows of x. It is chosen for forwards alone.
   kSkinny,
-  // sm90/launch.cu: both kinds of tensor-core kernels, by wgmma, for compute capability 9.0.
+  // sm90/launch.cu: two tensor-core kernels by wgmma, for compute capability 9.0. They are
+  // gemm_fp16x3 for float32 at `highest`, and gemm_one_product for all other products.
   kSm90,
   // sm80/launch.cu: fp16x3 by mma.sync, for compute capability 8.0 and newer. It is chosen on 8.0
   // alone, but never ran on such a GPU. Tests run it on Hopper.
@@ -83,12 +85,12 @@ struct Product {
   bool weight_has_vector_rows;
 
   bool is_float32() const { return dtype == DType::kFloat32; }
-  bool needs_float32_accuracy() const { return precision == Precision::kFloat32Accuracy; }
+  bool is_highest() const { return precision == Precision::kHighest; }
 };
 
 // The smallest K for which errors and times were measured.
-constexpr int64_t kLeastKAtHighest = 16;      // for skinny.cu and the fp16x3 kernels
-constexpr int64_t kLeastKOfOneProduct = 256;  // for gemm_one_product
+constexpr int64_t kLeastKAtHighest = 16;      // fp16x3, and skinny.cu from 17 rows of x on
+constexpr int64_t kLeastKOfOneProduct = 256;  // gemm_one_product
 
 // The smallest M * N of a gradient in half types that gemm_one_product computes.
 constexpr int64_t kLeastHalfGradient = int64_t{3} << 22;
@@ -112,16 +114,13 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 // Returns whether the path skinny takes less time than every other path, for a float32 forward.
 // With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
 //
-//   rows of x     tiles for each multiprocessor, and K     or
-//   1 to 8        up to 4 tiles                            any number of tiles, K >= 512
-//   9 to 16       up to 2 tiles, K >= 256                  any number of tiles, K >= 512
-//   17 and more   up to 2 tiles, K >= 256                  up to 1 tile, K >= 16
+// It wins if one of the rules below allows the rows of x, the tiles and K. Two more limits hold:
 //
-// From 17 rows of x on, there may also be at most 2^28 multiplications. At `high` only the first
-// line holds: from 9 rows of x on, one tensor-core product is faster.
+//   at `high`                   up to 8 rows of x; with more, one tensor-core product is faster
+//   from 17 rows of x on        up to 2^28 multiplications
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
-  // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has fewer rows,
-  // but still all rows of x.)
+  // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has fewer rows.
+  // It has all rows of x, unless K is so long that x does not fit into shared memory.)
   constexpr int kTileRows = 16;
   constexpr int kTileColumns = 32;
   constexpr int kVeryFewRows = 8;
@@ -131,24 +130,36 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   constexpr int kMediumTiles = 2;
   constexpr int kManyTiles = 4;
   constexpr int kMostMultiplications = 1 << 28;
+  constexpr int kNoLimit = std::numeric_limits<int>::max();
 
-  const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
-  const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
-  const bool fits_few_tiles = tiles_per_multiprocessor <= kFewTiles;
-  const bool fits_medium_tiles = tiles_per_multiprocessor <= kMediumTiles;
-  const bool fits_many_tiles = tiles_per_multiprocessor <= kManyTiles;
-  const bool has_long_k = product.k >= kLongK;
-  const bool has_medium_k = product.k >= kMediumK;
-  const bool has_measured_k = product.k >= kLeastKAtHighest;
+  struct Rule {
+    int least_rows, most_rows;  // of x
+    int most_tiles;             // for each multiprocessor
+    int least_k;
+  };
+  constexpr Rule kRules[] = {
+      {1, kVeryFewRows, kManyTiles, 1},
+      {1, kVeryFewRows, kNoLimit, kLongK},
+      {kVeryFewRows + 1, kTileRows, kMediumTiles, kMediumK},
+      {kVeryFewRows + 1, kTileRows, kNoLimit, kLongK},
+      {kTileRows + 1, kNoLimit, kMediumTiles, kMediumK},
+      {kTileRows + 1, kNoLimit, kFewTiles, kLeastKAtHighest},
+  };
 
-  if (product.m <= kVeryFewRows) return fits_many_tiles || has_long_k;
-  if (!product.needs_float32_accuracy()) return false;
-  if (product.m <= kTileRows) return (fits_medium_tiles && has_medium_k) || has_long_k;
+  if (!product.is_highest() && product.m > kVeryFewRows) return false;
   // A tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
-  if (multiplications > kMostMultiplications) return false;
-  return (fits_medium_tiles && has_medium_k) || (fits_few_tiles && has_measured_k);
+  if (product.m > kTileRows && multiplications > kMostMultiplications) return false;
+
+  const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
+  const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
+  for (const Rule& rule : kRules) {
+    const bool allows_rows = rule.least_rows <= product.m && product.m <= rule.most_rows;
+    const bool allows_tiles = tiles_per_multiprocessor <= rule.most_tiles;
+    if (allows_rows && allows_tiles && product.k >= rule.least_k) return true;
+  }
+  return false;
 }
 
 // Returns whether the path sm90 wins by fp16x3, for a gradient at `highest`.
@@ -164,7 +175,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 // for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements.
 //
 // K must also be 64 or more, and the weight must have 2^17 elements or more.
-inline bool fp16x3_gradient_wins(const Product& product) {
+inline bool sm90_fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastKOfFp16x3Gradient = 64;
   constexpr int kLeastWeight = 1 << 17;  // elements of the weight, N * K
   constexpr int kRowCost = 150;
@@ -189,11 +200,10 @@ inline bool fp16x3_gradient_wins(const Product& product) {
 //   weight with vector rows    (M (N - 112) + 2^17) K >= 3 * 2^26
 //   any other weight            M (N - 112) K         >= 2^29        the copy has to pay, too
 //
-// The work is M N K multiplications with two corrections, so that one limit fits all sizes:
-//
-//   112 columns do not count         because a narrow result fills its tiles badly
-//   2^17 elements of out are added   because with a long K even a small result is a lot of work
-inline bool fp16x3_forward_wins(const Product& product) {
+// The left sides are M N K with two more terms, 112 and 2^17. They are curve fitting, not a
+// mechanism: with them, one limit fits the times of narrow results, and of small ones with a long
+// K.
+inline bool sm90_fp16x3_forward_wins(const Product& product) {
   constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster
   constexpr int kTooFewColumns = 64;  // torch is faster, as most of a tile is padding
   constexpr int kUncountedColumns = 112;
@@ -208,9 +218,10 @@ inline bool fp16x3_forward_wins(const Product& product) {
 }
 
 // Returns whether the path sm90 wins by fp16x3, for a forward or a gradient.
-inline bool fp16x3_wins(const Product& product) {
+inline bool sm90_fp16x3_wins(const Product& product) {
   if (product.k < kLeastKAtHighest) return false;
-  return product.is_forward ? fp16x3_forward_wins(product) : fp16x3_gradient_wins(product);
+  return product.is_forward ? sm90_fp16x3_forward_wins(product)
+                            : sm90_fp16x3_gradient_wins(product);
 }
 
 // Returns whether the path sm90 wins by gemm_one_product, for a float32 product at `high`. The
@@ -222,7 +233,7 @@ inline bool fp16x3_wins(const Product& product) {
 //           + 576 (M + N) K           the conversion of x and of the weight to fp16
 //           + 256 M K                 the copy of a transposed x
 //           + 2^32                    the start of several kernels instead of one or two
-inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
+inline bool sm90_one_product_wins_float32(const Product& product, const Gpu& gpu) {
   constexpr int kPassPerResult = 512;
   constexpr int kConversionPerElement = 576;
   constexpr int kCopyPerElement = 256;
@@ -251,7 +262,7 @@ inline bool one_product_wins_float32(const Product& product, const Gpu& gpu) {
 //
 // In a gradient there is no pass to save. Our kernel wins if the result is large and fills its
 // waves.
-inline bool one_product_wins_half(const Product& product, const Gpu& gpu) {
+inline bool sm90_one_product_wins_half(const Product& product, const Gpu& gpu) {
   constexpr int kPassAsK = 640;
   constexpr double kLeastUtilizationOfGradient = 0.9;
 
@@ -264,10 +275,10 @@ inline bool one_product_wins_half(const Product& product, const Gpu& gpu) {
 }
 
 // Returns whether the path sm90 wins by gemm_one_product.
-inline bool one_product_wins(const Product& product, const Gpu& gpu) {
+inline bool sm90_one_product_wins(const Product& product, const Gpu& gpu) {
   if (product.k < kLeastKOfOneProduct) return false;
-  if (product.is_float32()) return one_product_wins_float32(product, gpu);
-  return one_product_wins_half(product, gpu);
+  if (product.is_float32()) return sm90_one_product_wins_float32(product, gpu);
+  return sm90_one_product_wins_half(product, gpu);
 }
 
 // Returns whether the path sm80 wins. The limits follow from the rates of an A100, and were not
@@ -284,7 +295,7 @@ inline Path choose_path_on_hopper(const Product& product, const Gpu& gpu) {
       product.is_float32() && product.is_forward && product.weight_has_vector_rows;
   if (may_be_skinny && skinny_wins(product, gpu)) return Path::kSkinny;
   const bool sm90_wins =
-      product.needs_float32_accuracy() ? fp16x3_wins(product) : one_product_wins(product, gpu);
+      product.is_highest() ? sm90_fp16x3_wins(product) : sm90_one_product_wins(product, gpu);
   return sm90_wins ? Path::kSm90 : Path::kTorch;
 }
 
@@ -292,8 +303,7 @@ inline Path choose_path_on_hopper(const Product& product, const Gpu& gpu) {
 inline Path choose_path(const Product& product, const Gpu& gpu) {
   if (product.dtype == DType::kFloat64) return Path::kTorch;
   if (gpu.capability == 90) return choose_path_on_hopper(product, gpu);
-  if (gpu.capability == 80 && product.needs_float32_accuracy() && sm80_wins(product))
-    return Path::kSm80;
+  if (gpu.capability == 80 && product.is_highest() && sm80_wins(product)) return Path::kSm80;
   return Path::kTorch;
 }
 

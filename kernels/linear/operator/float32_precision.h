@@ -52,19 +52,19 @@ inline char read_tf32_override() {
   return is_one_character ? value[0] : '\0';
 }
 
-// Returns kTf32Accuracy if cuBLAS would round the operands of torch's product to TF32, otherwise
-// kFloat32Accuracy. The first line that fits decides:
+// Returns kHigh if cuBLAS would round the operands of torch's product to TF32, otherwise kHighest.
+// The first line that fits decides:
 //
-//   fp32_precision is "bfx9"                                    kFloat32Accuracy
-//   the variable NVIDIA_TF32_OVERRIDE is 0                      kFloat32Accuracy
-//   that variable is 1, or fp32_precision is "tf32"             kTf32Accuracy
-//   fp32_precision is "ieee" or "none"                          kFloat32Accuracy
+//   fp32_precision is "bfx9"                                    kHighest
+//   the variable NVIDIA_TF32_OVERRIDE is 0                      kHighest
+//   that variable is 1, or fp32_precision is "tf32"             kHigh
+//   fp32_precision is "ieee" or "none"                          kHighest
 inline Precision float32_precision() {
   static const char tf32_override = read_tf32_override();  // cuBLAS reads it once too
   const Float32Setting setting = float32_setting();
-  if (setting == Float32Setting::kOther || tf32_override == '0') return Precision::kFloat32Accuracy;
+  if (setting == Float32Setting::kOther || tf32_override == '0') return Precision::kHighest;
   const bool rounds_to_tf32 = tf32_override == '1' || setting == Float32Setting::kTf32;
-  return rounds_to_tf32 ? Precision::kTf32Accuracy : Precision::kFloat32Accuracy;
+  return rounds_to_tf32 ? Precision::kHigh : Precision::kHighest;
 }
 
 }  // namespace kernels

@@ -25,7 +25,7 @@ namespace kernels {
 using TwoTensors = std::tuple<Tensor, Tensor>;
 
 // Computes the forward by the reference's own ops.
-inline Tensor linear_composite(const LinearInputs& inputs) {
+inline Tensor linear_by_torch(const LinearInputs& inputs) {
   return at::linear(inputs.x, inputs.weight, inputs.bias).relu().div(inputs.divisor);
 }
 
@@ -70,13 +70,13 @@ inline Tensor compute_linear(const LinearInputs& inputs, const Tensor& mask) {
 }
 
 // linear_relu_divide for a call that skips autograd.
-inline Tensor linear_forward(const LinearInputs& inputs) {
-  if (ask_gate(inputs) != GateAnswer::kKernels) return linear_composite(inputs);
+inline Tensor linear_without_autograd(const LinearInputs& inputs) {
+  if (ask_gate(inputs) != GateAnswer::kKernels) return linear_by_torch(inputs);
   return compute_linear(inputs, /*mask=*/Tensor());
 }
 
 // linear_relu_divide_with_mask: returns the output, and the mask [..., (N + 7) / 8].
-inline TwoTensors linear_with_mask_forward(const LinearInputs& inputs) {
+inline TwoTensors linear_with_mask_without_autograd(const LinearInputs& inputs) {
   if (!is_supported_except_sizes(inputs) || !has_matching_sizes(inputs)) {
     fail(
         "linear_relu_divide_with_mask: expected dense floating tensors that fit together, and a "
@@ -94,7 +94,7 @@ inline TwoTensors linear_with_mask_forward(const LinearInputs& inputs) {
 // linear_relu_divide_with_mask for tensors without memory: returns such tensors, with the right
 // sizes and dtypes. Sizes may be symbols.
 inline TwoTensors linear_with_mask_meta(const LinearInputs& inputs) {
-  const Tensor out = linear_composite(inputs);
+  const Tensor out = linear_by_torch(inputs);
   const c10::SymInt row_bytes = bytes_of_bits(inputs.weight.sym_size(0));
   const at::TensorOptions options = out.options().dtype(at::kByte);
   const Tensor mask = at::empty_symint(with_last(inputs.x.sym_sizes(), row_bytes), options);

@@ -1,7 +1,7 @@
 // The operators of Linear -> ReLU -> divide: their schemas, and which function runs for which kind
 // of call. torch_support/operators.h explains the kinds of calls, and the suffixes of the
-// functions' names: _autograd, _forward and _composite. Schemas and messages call x `input`, as
-// torch does.
+// functions' names: _autograd, _without_autograd and _by_torch. Schemas and messages call x
+// `input`, as torch does.
 //
 //   linear_relu_divide(x, weight, bias, divisor)
 //       The operator that users call: out [..., N] = relu(x weight^T + bias) / divisor.
@@ -98,7 +98,7 @@ void set_linear_path(c10::string_view name) {
 }
 
 std::string float32_precision_name() {
-  return float32_precision() == Precision::kTf32Accuracy ? "high" : "highest";
+  return float32_precision() == Precision::kHigh ? "high" : "highest";
 }
 
 // Not by an Operator, which would also define a stable name for saved programs.
@@ -112,7 +112,7 @@ TORCH_LIBRARY_FRAGMENT(KERNELS_NAMESPACE, library) {
 [[maybe_unused]] const Operator linear_operator =
     Operator(
         "linear_relu_divide(Tensor input, Tensor weight, Tensor? bias, float divisor) -> Tensor")
-        .impl_dense(pack_inputs<linear_forward>)
+        .impl_dense(pack_inputs<linear_without_autograd>)
         .impl(DispatchKey::Autograd, pack_inputs<linear_autograd<Namespace::kOwn>>,
               pack_inputs<linear_autograd<Namespace::kStable>>)
         .impl(DispatchKey::AutocastCPU, pack_inputs<linear_autocast<Namespace::kOwn>>,
@@ -121,27 +121,27 @@ TORCH_LIBRARY_FRAGMENT(KERNELS_NAMESPACE, library) {
               pack_inputs<linear_autocast<Namespace::kStable>>)
         // torch.jit.trace records calls of the stable operator without our help.
         .impl_own(DispatchKey::Tracer, pack_inputs<linear_tracer>)
-        .impl(DispatchKey::FuncTorchBatched, pack_inputs<linear_composite>)
-        .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, pack_inputs<linear_composite>)
-        .impl(DispatchKey::CompositeExplicitAutograd, pack_inputs<linear_composite>);
+        .impl(DispatchKey::FuncTorchBatched, pack_inputs<linear_by_torch>)
+        .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, pack_inputs<linear_by_torch>)
+        .impl(DispatchKey::CompositeExplicitAutograd, pack_inputs<linear_by_torch>);
 
 [[maybe_unused]] const Operator linear_with_mask_operator =
     Operator(
         "linear_relu_divide_with_mask(Tensor input, Tensor weight, Tensor? bias, float divisor) -> "
         "(Tensor, Tensor)")
-        .impl_dense(pack_inputs<linear_with_mask_forward>)
+        .impl_dense(pack_inputs<linear_with_mask_without_autograd>)
         .impl(DispatchKey::Meta, pack_inputs<linear_with_mask_meta>);
 
 [[maybe_unused]] const Operator linear_gradients_operator =
     Operator(
         "linear_relu_divide_gradients(Tensor grad_output, Tensor mask, Tensor? input, "
         "Tensor? weight, int output_mask, float divisor) -> (Tensor, Tensor, Tensor)")
-        .impl_dense(pack_backward_inputs<linear_gradients_forward>)
-        .impl(DispatchKey::Meta, pack_backward_inputs<linear_gradients_composite>)
+        .impl_dense(pack_backward_inputs<linear_gradients_without_autograd>)
+        .impl(DispatchKey::Meta, pack_backward_inputs<linear_gradients_by_torch>)
         .impl(DispatchKey::Autograd,
               pack_backward_inputs<linear_gradients_autograd<Namespace::kOwn>>,
               pack_backward_inputs<linear_gradients_autograd<Namespace::kStable>>)
-        .impl(DispatchKey::FuncTorchBatched, pack_backward_inputs<linear_gradients_composite>);
+        .impl(DispatchKey::FuncTorchBatched, pack_backward_inputs<linear_gradients_by_torch>);
 
 }  // namespace
 }  // namespace kernels

@@ -88,11 +88,11 @@ struct OperandRules {
 // Returns the rules of a path for this product.
 inline OperandRules rules_of(Path path, const Product& product) {
   const bool is_float32 = product.dtype == DType::kFloat32;
-  const bool needs_float32_accuracy = product.needs_float32_accuracy();
-  const bool is_gemm_one_product = path == Path::kSm90 && !needs_float32_accuracy;
+  const bool is_highest = product.is_highest();
+  const bool is_gemm_one_product = path == Path::kSm90 && !is_highest;
   // fp16x3 begins with a pass that splits x, and in sm80/ the weight too. The pass reads rows at
   // any address. All other operands are read by TMA or by vector loads, which need aligned rows.
-  const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && needs_float32_accuracy);
+  const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
   const bool splits_weight = path == Path::kSm80;
   const int64_t element_bytes = bytes_of_element(product.dtype);
 

@@ -14,16 +14,16 @@
 namespace kernels::skinny {
 
 // The constants of skinny_kernel and of its launch. docs/EXPERIMENTS.md, "Few rows", has the times
-// of other values of kWarpColumns, kStepsPerKTile and kTileEndTime.
-struct Config {
+// of other values of kWarpColumns, kStepsPerKSlice and kTileEndTime.
+struct SkinnyConfig {
   static constexpr int kWarps = 8;  // in a block
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpColumns = 4;  // columns of a warp
   static constexpr int kTileColumns = kWarps * kWarpColumns;
   static constexpr int kLaneK = 4;            // elements of K of a lane in a step: one float4
   static constexpr int kStepK = 32 * kLaneK;  // elements of K of a warp in a step
-  static constexpr int kStepsPerKTile = 2;    // a k-tile is what a warp prefetches
-  static constexpr int kKTileDepth = kStepsPerKTile * kStepK;
+  static constexpr int kStepsPerKSlice = 2;   // a k-slice is what a warp prefetches
+  static constexpr int kKSliceDepth = kStepsPerKSlice * kStepK;
   // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kMaxBytes = 112 * 1024;  // a block's dynamic shared memory
@@ -32,9 +32,9 @@ struct Config {
   // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
   static constexpr int kLogMaxClusterSize = 3;
   static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
-  // The most k-tiles over which a lane should sum in float, so that few roundings add up.
-  static constexpr int kMaxFloatKTiles = 4;
-  // The time that the end of a tile takes, in k-tiles, when the cluster size is chosen.
+  // The most k-slices over which a lane should sum in float, so that few roundings add up.
+  static constexpr int kMaxFloatKSlices = 4;
+  // The time that the end of a tile takes, in k-slices, when the cluster size is chosen.
   static constexpr int kTileEndTime = 1;
 };
 
@@ -42,8 +42,8 @@ struct Config {
 template <int kTileRows>
 using Sum = std::conditional_t<(kTileRows > 4), float, double>;
 
-// The arguments of skinny_kernel. The launch sets `k_tiles` when it has chosen the cluster size.
-struct Arguments {
+// The arguments of skinny_kernel. The launch sets `k_slices` when it has chosen the cluster size.
+struct SkinnyArguments {
   const float* x;
   const float* weight;
   int64_t x_stride;
@@ -52,9 +52,9 @@ struct Arguments {
   int k;
   int x_tiles;       // tiles of kTileRows rows
   int weight_tiles;  // tiles of kTileColumns columns
-  int k_tiles = 0;   // each block of a cluster multiplies so many
+  int k_slices = 0;  // each block of a cluster multiplies so many
 
-  explicit Arguments(const LinearArguments& call, int tile_rows)
+  explicit SkinnyArguments(const LinearArguments& call, int tile_rows)
       : x(static_cast<const float*>(call.x)),
         weight(static_cast<const float*>(call.weight)),
         x_stride(call.x_stride),
@@ -62,22 +62,22 @@ struct Arguments {
         epilogue(call),
         k(static_cast<int>(call.k)),
         x_tiles(blocks_of(call.m, tile_rows)),
-        weight_tiles(blocks_of(call.n, Config::kTileColumns)) {}
+        weight_tiles(blocks_of(call.n, SkinnyConfig::kTileColumns)) {}
 
   // Returns how far apart a cluster's tiles of the weight are. For each tile of x, clusters /
   // x_tiles clusters take the tiles of the weight in turn (skinny_kernel has an example).
   __device__ int tile_step() const { return ptx::nclusterid() / x_tiles; }
 
   // Returns K without the elements after the last whole float4.
-  __device__ int whole_k() const { return k / Config::kLaneK * Config::kLaneK; }
+  __device__ int whole_k() const { return k / SkinnyConfig::kLaneK * SkinnyConfig::kLaneK; }
 };
 
 // The shared memory of a block: the sums of two tiles, double [2][kTileRows][kTileColumns], and the
 // block's range of x, Sum<kTileRows> [steps][kTileRows][kStepK].
 template <int kTileRows>
-constexpr size_t shared_bytes(int k_tiles) {
-  return kTileRows * (2 * Config::kTileColumns * sizeof(double) +
-                      k_tiles * Config::kKTileDepth * sizeof(Sum<kTileRows>));
+constexpr size_t shared_bytes(int k_slices) {
+  return kTileRows * (2 * SkinnyConfig::kTileColumns * sizeof(double) +
+                      k_slices * SkinnyConfig::kKSliceDepth * sizeof(Sum<kTileRows>));
 }
 
 }  // namespace kernels::skinny

@@ -62,17 +62,17 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 // block_first_k on. Elements past the last row and past whole_k are zeros. A warp copies one row of
 // one step at a time. Copy number i is that of row i % kTileRows in step i / kTileRows.
 template <int kTileRows>
-__device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, int block_first_k,
-                       int k_range) {
-  constexpr int kRowBytes = Config::kStepK * sizeof(Sum<kTileRows>);  // one row in one step
+__device__ void load_x(const SkinnyArguments& arguments, uint8_t* x, int first_row,
+                       int block_first_k, int k_range) {
+  constexpr int kRowBytes = SkinnyConfig::kStepK * sizeof(Sum<kTileRows>);  // one row in one step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int steps = k_range / Config::kStepK;
+  const int steps = k_range / SkinnyConfig::kStepK;
 #pragma unroll 4
-  for (int i = warp; i < steps * kTileRows; i += Config::kWarps) {
+  for (int i = warp; i < steps * kTileRows; i += SkinnyConfig::kWarps) {
     const int row = first_row + i % kTileRows;
     const int step = i / kTileRows;
-    const int k = block_first_k + step * Config::kStepK + lane * Config::kLaneK;
+    const int k = block_first_k + step * SkinnyConfig::kStepK + lane * SkinnyConfig::kLaneK;
     const bool exists = row < arguments.epilogue.m && k < arguments.whole_k();
     const float4* const source =
         reinterpret_cast<const float4*>(arguments.x + row * arguments.x_stride + k);
@@ -82,35 +82,36 @@ __device__ void load_x(const Arguments& arguments, uint8_t* x, int first_row, in
 
 // ---------------------------------------------------------------------------- weights and products
 
-// The weights that this lane multiplies next, a k-tile: v[step][column] has 4 elements of K of one
+// The weights that this lane multiplies next, a k-slice: v[step][column] has 4 elements of K of one
 // of the warp's columns. When a step has been multiplied, load_next replaces its weights by those
-// of the same step of the next k-tile:
+// of the same step of the next k-slice:
 //
-//   after                     v[0]      v[1]
-//   the constructor           k-tile 0  k-tile 0
-//   load_next(/*step=*/0)     k-tile 1  k-tile 0
-//   load_next(/*step=*/1)     k-tile 1  k-tile 1
-//   load_next(/*step=*/0)     k-tile 2  k-tile 1
+//   after                     v[0]       v[1]
+//   the constructor           k-slice 0  k-slice 0
+//   load_next(/*step=*/0)     k-slice 1  k-slice 0
+//   load_next(/*step=*/1)     k-slice 1  k-slice 1
+//   load_next(/*step=*/0)     k-slice 2  k-slice 1
 //
-// After the last k-tile of a tile comes the first one of the cluster's next tile.
+// After the last k-slice of a tile comes the first one of the cluster's next tile.
 class PrefetchedWeights {
  public:
-  float4 v[Config::kStepsPerKTile][Config::kWarpColumns]{};
+  float4 v[SkinnyConfig::kStepsPerKSlice][SkinnyConfig::kWarpColumns]{};
 
-  // Loads the first k-tile of a tile of the weight. The block's range of K begins at block_first_k.
-  __device__ PrefetchedWeights(const Arguments& arguments, int tile, int block_first_k)
+  // Loads the first k-slice of a tile of the weight. The block's range of K begins at
+  // block_first_k.
+  __device__ PrefetchedWeights(const SkinnyArguments& arguments, int tile, int block_first_k)
       : arguments_(arguments),
-        lane_first_k_(block_first_k + static_cast<int>(threadIdx.x % 32) * Config::kLaneK),
+        lane_first_k_(block_first_k + static_cast<int>(threadIdx.x % 32) * SkinnyConfig::kLaneK),
         tile_(tile) {
     find_columns();
 #pragma unroll
-    for (int step = 0; step < Config::kStepsPerKTile; ++step) load_next(step);
+    for (int step = 0; step < SkinnyConfig::kStepsPerKSlice; ++step) load_next(step);
   }
 
-  // Replaces the weights of a step. The steps of a k-tile are replaced in order.
+  // Replaces the weights of a step. The steps of a k-slice are replaced in order.
   __device__ void load_next(int step) {
     load(step);
-    const bool is_last_step = step == Config::kStepsPerKTile - 1;
+    const bool is_last_step = step == SkinnyConfig::kStepsPerKSlice - 1;
     if (is_last_step) advance();
   }
 
@@ -119,7 +120,7 @@ class PrefetchedWeights {
   // that all addresses are valid; the results are not stored.
   __device__ void find_columns() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int first_column = tile_ * Config::kTileColumns + warp * Config::kWarpColumns;
+    const int first_column = tile_ * SkinnyConfig::kTileColumns + warp * SkinnyConfig::kWarpColumns;
     const int column = min(first_column, arguments_.epilogue.n - 1);
     source_ = arguments_.weight + column * arguments_.weight_stride + lane_first_k_;
     columns_after_ = arguments_.epilogue.n - 1 - column;
@@ -127,11 +128,12 @@ class PrefetchedWeights {
 
   // Loads the weights of a step. They are 0 past the end of K and after the last tile.
   __device__ void load(int step) {
-    const int offset = k_tile_ * Config::kKTileDepth + step * Config::kStepK;  // from lane_first_k_
+    const int offset =
+        k_slice_ * SkinnyConfig::kKSliceDepth + step * SkinnyConfig::kStepK;  // from lane_first_k_
     const bool exists =
         lane_first_k_ + offset < arguments_.whole_k() && tile_ < arguments_.weight_tiles;
 #pragma unroll
-    for (int i = 0; i < Config::kWarpColumns; ++i) {
+    for (int i = 0; i < SkinnyConfig::kWarpColumns; ++i) {
       // Past the last column this is the last one again.
       const float* const address =
           source_ + min(i, columns_after_) * arguments_.weight_stride + offset;
@@ -139,26 +141,26 @@ class PrefetchedWeights {
     }
   }
 
-  // Goes on to the next k-tile, or to the first k-tile of the cluster's next tile.
+  // Goes on to the next k-slice, or to the first k-slice of the cluster's next tile.
   __device__ void advance() {
-    if (++k_tile_ < arguments_.k_tiles) return;
-    k_tile_ = 0;
+    if (++k_slice_ < arguments_.k_slices) return;
+    k_slice_ = 0;
     tile_ += arguments_.tile_step();
     find_columns();
   }
 
-  const Arguments& arguments_;
+  const SkinnyArguments& arguments_;
   const int lane_first_k_;  // this lane's K in the block's first step
-  // load_next loads this k-tile of this tile of the weight.
+  // load_next loads this k-slice of this tile of the weight.
   int tile_;
-  int k_tile_ = 0;       // counted from the beginning of the block's range of K
+  int k_slice_ = 0;      // counted from the beginning of the block's range of K
   const float* source_;  // the weight of the warp's first column, at lane_first_k_
   int columns_after_;    // how many columns exist after the warp's first
 };
 
 // A lane's sums of the products of a tile, [kTileRows][kWarpColumns].
 template <int kTileRows>
-using LaneSums = Sum<kTileRows>[kTileRows * Config::kWarpColumns];
+using LaneSums = Sum<kTileRows>[kTileRows * SkinnyConfig::kWarpColumns];
 
 // Adds the products of one step to this lane's sums. `x_address` is the address in shared memory of
 // this lane's elements of the step's first row of x.
@@ -169,11 +171,11 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
 #pragma unroll
   for (int row = 0; row < kTileRows; ++row) {
     Sum<kTileRows> a[4];
-    load_step(x_address + row * Config::kStepK * sizeof(Sum<kTileRows>), a);
+    load_step(x_address + row * SkinnyConfig::kStepK * sizeof(Sum<kTileRows>), a);
 #pragma unroll
-    for (int i = 0; i < Config::kWarpColumns; ++i) {
+    for (int i = 0; i < SkinnyConfig::kWarpColumns; ++i) {
       const float4& b = weights.v[step][i];
-      Sum<kTileRows>& sum = lane_sums[row * Config::kWarpColumns + i];
+      Sum<kTileRows>& sum = lane_sums[row * SkinnyConfig::kWarpColumns + i];
       // In this order ptxas finds registers for the sums of 16 rows.
       sum = fma(a[3], Sum<kTileRows>{b.w}, sum);
       sum = fma(a[2], Sum<kTileRows>{b.z}, sum);
@@ -184,18 +186,18 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
 }
 
 // Adds the products of a tile, over the block's range of K, to this lane's sums. `x` is the range
-// of x in shared memory. Afterwards `weights` has the first k-tile of the cluster's next tile.
+// of x in shared memory. Afterwards `weights` has the first k-slice of the cluster's next tile.
 template <int kTileRows>
-__device__ __forceinline__ void multiply_tile(const Arguments& arguments, const uint8_t* x,
+__device__ __forceinline__ void multiply_tile(const SkinnyArguments& arguments, const uint8_t* x,
                                               PrefetchedWeights& weights,
                                               LaneSums<kTileRows>& lane_sums) {
   uint32_t x_address = ptx::shared_address(x + threadIdx.x % 32 * kVectorBytes);
-  for (int k_tile = 0; k_tile < arguments.k_tiles; ++k_tile) {
+  for (int k_slice = 0; k_slice < arguments.k_slices; ++k_slice) {
 #pragma unroll
-    for (int step = 0; step < Config::kStepsPerKTile; ++step) {
+    for (int step = 0; step < SkinnyConfig::kStepsPerKSlice; ++step) {
       multiply_step<kTileRows>(lane_sums, weights, step, x_address);
       weights.load_next(step);
-      x_address += kTileRows * Config::kStepK * sizeof(Sum<kTileRows>);
+      x_address += kTileRows * SkinnyConfig::kStepK * sizeof(Sum<kTileRows>);
     }
   }
 }

@@ -34,8 +34,8 @@
 //      column 4 w + 2    lane 0   lane 1   ...   lane 31
 //      column 4 w + 3    lane 0   lane 1   ...   lane 31
 //
-// A "k-tile" is two steps, so 256 of K. While a warp multiplies one k-tile, it loads the weights of
-// the next into registers. At the end of a tile, these are the weights of the next tile.
+// A "k-slice" is two steps, so 256 of K. While a warp multiplies one k-slice, it loads the weights
+// of the next into registers. At the end of a tile, these are the weights of the next tile.
 //
 // When a tile has been multiplied, each lane has partial sums over its elements of K. They are then
 // added up, in double:
@@ -47,7 +47,7 @@
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
 // for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
-// such a sum covers at most 4 k-tiles, so that few roundings add up. add_lanes always adds in
+// such a sum covers at most 4 k-slices, so that few roundings add up. add_lanes always adds in
 // double; docs/EXPERIMENTS.md, "Few rows", has what that costs and gains.
 
 #include <algorithm>
@@ -84,15 +84,15 @@ namespace kernels::skinny {
 // `arrive` tells the cluster that a block's sums are there, and that it has read the other buffer.
 // `wait` waits until all blocks of the cluster have arrived.
 template <int kTileRows>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiprocessor)
-    skinny_kernel(const __grid_constant__ Arguments arguments) {
+__global__ void __launch_bounds__(SkinnyConfig::kThreads, SkinnyConfig::kBlocksPerMultiprocessor)
+    skinny_kernel(const __grid_constant__ SkinnyArguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  constexpr int kSums = kTileRows * Config::kTileColumns;  // a buffer's
+  constexpr int kSums = kTileRows * SkinnyConfig::kTileColumns;  // a buffer's
   double* const all_sums = reinterpret_cast<double*>(dynamic_memory);
   SumBuffers buffers{all_sums, all_sums + kSums};
   uint8_t* const x = reinterpret_cast<uint8_t*>(all_sums + 2 * kSums);
-  const int k_range = arguments.k_tiles * Config::kKTileDepth;
+  const int k_range = arguments.k_slices * SkinnyConfig::kKSliceDepth;
   const int block_first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % arguments.x_tiles * kTileRows;
@@ -107,11 +107,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
   const auto finish_previous_tile = [&] {
     ptx::cluster_wait();
     store_share_of_tile<kTileRows>(arguments, buffers.previous, first_row,
-                                   previous_tile * Config::kTileColumns);
+                                   previous_tile * SkinnyConfig::kTileColumns);
   };
   for (; tile < arguments.weight_tiles; tile += arguments.tile_step()) {
     if (arguments.epilogue.bias != nullptr && threadIdx.x == 0) {
-      ptx::prefetch_l2(arguments.epilogue.bias + tile * Config::kTileColumns);
+      ptx::prefetch_l2(arguments.epilogue.bias + tile * SkinnyConfig::kTileColumns);
     }
     LaneSums<kTileRows> lane_sums = {};
     multiply_tile<kTileRows>(arguments, x, weights, lane_sums);
@@ -135,14 +135,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerMultiproce
 template <int kTileRows>
 int known_active_clusters(int log_size) {
   constexpr int kDevices = 64;  // For further devices the runtime is asked each time.
-  static std::atomic<int> known[kDevices][Config::kLogMaxClusterSize + 1];
+  static std::atomic<int> known[kDevices][SkinnyConfig::kLogMaxClusterSize + 1];
   int device;
   check(cudaGetDevice(&device));
   if (device < kDevices && known[device][log_size] > 0) return known[device][log_size];
   Grid one_cluster{};
   one_cluster.blocks = 1 << log_size;
-  one_cluster.threads = Config::kThreads;
-  one_cluster.shared_bytes = Config::kMaxBytes;
+  one_cluster.threads = SkinnyConfig::kThreads;
+  one_cluster.shared_bytes = SkinnyConfig::kMaxBytes;
   one_cluster.cluster_size = 1 << log_size;
   const int clusters = count_active_clusters(skinny_kernel<kTileRows>, one_cluster);
   if (device < kDevices) known[device][log_size] = clusters;
@@ -153,39 +153,39 @@ int known_active_clusters(int log_size) {
 struct Clusters {
   int cluster_size = 0;  // in blocks
   int blocks = 0;        // in all clusters; 0 if x fits into no cluster
-  int k_tiles = 0;       // each block multiplies so many
+  int k_slices = 0;      // each block multiplies so many
 };
 
 // Finds the cluster size with the least time. In a larger cluster each block has less of K, but
-// fewer clusters run at once. The time is counted in k-tiles:
+// fewer clusters run at once. The time is counted in k-slices:
 //
-//   time = waves * tiles of the weight of a cluster * (k-tiles of a block + kTileEndTime)
+//   time = waves * tiles of the weight of a cluster * (k-slices of a block + kTileEndTime)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
 Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
   constexpr bool kSumsInFloat = std::is_same_v<Sum<kTileRows>, float>;
-  const int all_k_tiles = blocks_of(k, Config::kKTileDepth);
+  const int all_k_slices = blocks_of(k, SkinnyConfig::kKSliceDepth);
   Clusters best;
   int64_t least_time = INT64_MAX;
-  for (int log_size = 0; log_size <= Config::kLogMaxClusterSize; ++log_size) {
+  for (int log_size = 0; log_size <= SkinnyConfig::kLogMaxClusterSize; ++log_size) {
     const int cluster_size = 1 << log_size;
-    const int k_tiles = blocks_of(all_k_tiles, cluster_size);
-    const bool x_fits = shared_bytes<kTileRows>(k_tiles) <= Config::kMaxBytes;
+    const int k_slices = blocks_of(all_k_slices, cluster_size);
+    const bool x_fits = shared_bytes<kTileRows>(k_slices) <= SkinnyConfig::kMaxBytes;
     // Sums in float that are too long are accepted only in the largest cluster.
-    const bool is_largest = log_size == Config::kLogMaxClusterSize;
-    const bool is_too_long = kSumsInFloat && k_tiles > Config::kMaxFloatKTiles;
+    const bool is_largest = log_size == SkinnyConfig::kLogMaxClusterSize;
+    const bool is_too_long = kSumsInFloat && k_slices > SkinnyConfig::kMaxFloatKSlices;
     if (!x_fits || (is_too_long && !is_largest)) continue;
 
     const int active_clusters = known_active_clusters<kTileRows>(log_size);
     const int64_t tiles_each = divide_up(weight_tiles, std::max(active_clusters / x_tiles, 1));
     const int64_t waves = divide_up(x_tiles, active_clusters);
-    const int64_t time = waves * tiles_each * (k_tiles + Config::kTileEndTime);
+    const int64_t time = waves * tiles_each * (k_slices + SkinnyConfig::kTileEndTime);
     if (time >= least_time) continue;
     least_time = time;
     best.cluster_size = cluster_size;
-    best.k_tiles = k_tiles;
+    best.k_slices = k_slices;
     // As few clusters as are needed if each computes tiles_each tiles of the weight.
     best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * cluster_size;
   }
@@ -196,23 +196,26 @@ Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
 // rows of x does not fit into shared memory.
 template <int kTileRows>
 void launch_tiles(const LinearArguments& call, cudaStream_t stream) {
-  Arguments arguments(call, /*tile_rows=*/kTileRows);
+  SkinnyArguments arguments(call, /*tile_rows=*/kTileRows);
   const Clusters clusters =
       choose_clusters<kTileRows>(arguments.k, arguments.x_tiles, arguments.weight_tiles);
   if constexpr (kTileRows > 1) {
     if (clusters.blocks == 0) return launch_tiles<kTileRows / 2>(call, stream);
   }
-  arguments.k_tiles = clusters.k_tiles;
+  arguments.k_slices = clusters.k_slices;
   Grid grid{};
   grid.blocks = clusters.blocks;
-  grid.threads = Config::kThreads;
-  grid.shared_bytes = shared_bytes<kTileRows>(clusters.k_tiles);
+  grid.threads = SkinnyConfig::kThreads;
+  grid.shared_bytes = shared_bytes<kTileRows>(clusters.k_slices);
   grid.stream = stream;
   grid.cluster_size = clusters.cluster_size;
   launch_or_throw(grid, skinny_kernel<kTileRows>, arguments);
 }
 
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.
+// If K is so long that the tile's rows of x do not fit into shared memory, launch_tiles takes
+// smaller tiles: for m = 8, for example, tiles of 2 rows from K = 26,625 on. (Tiles of 4 rows are
+// skipped there: 4 rows in double take as many bytes as 8 rows in float.)
 inline void launch_for_rows(const LinearArguments& call, cudaStream_t stream) {
   if (call.m > 8) return launch_tiles<16>(call, stream);
   if (call.m > 4) return launch_tiles<8>(call, stream);
@@ -226,13 +229,14 @@ inline void launch_for_rows(const LinearArguments& call, cudaStream_t stream) {
 namespace kernels::cuda {
 
 bool linear_skinny_supports(const LinearArguments& call) {
-  using skinny::Config;
+  using skinny::SkinnyConfig;
   // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
-  // the two buffers for sums. The row's elements are double, as the sums are. A k-tile is
-  // subtracted because K of a block is rounded up to whole k-tiles.
-  constexpr int64_t kElementsPerBlock = Config::kMaxBytes / sizeof(skinny::Sum<1>);
-  constexpr int64_t kMaxK = Config::kMaxClusterSize *
-                            (kElementsPerBlock - 2 * Config::kTileColumns - Config::kKTileDepth);
+  // the two buffers for sums. The row's elements are double, as the sums are. A k-slice is
+  // subtracted because K of a block is rounded up to whole k-slices.
+  constexpr int64_t kElementsPerBlock = SkinnyConfig::kMaxBytes / sizeof(skinny::Sum<1>);
+  constexpr int64_t kMaxK =
+      SkinnyConfig::kMaxClusterSize *
+      (kElementsPerBlock - 2 * SkinnyConfig::kTileColumns - SkinnyConfig::kKSliceDepth);
   return call.dtype == DType::kFloat32 && call.k <= kMaxK && call.m * call.n < int64_t{1} << 31 &&
          has_aligned_rows(call.x, sizeof(float) * call.x_stride) &&
          has_aligned_rows(call.weight, sizeof(float) * call.weight_stride);

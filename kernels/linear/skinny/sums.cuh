@@ -22,7 +22,7 @@ namespace kernels::skinny {
 //      16         64     2 l and 2 l + 1        2            1
 template <int kTileRows>
 struct WarpTotals {
-  static constexpr int kCount = kTileRows * Config::kWarpColumns;
+  static constexpr int kCount = kTileRows * SkinnyConfig::kWarpColumns;
   static constexpr int kOfLane = kCount < 32 ? 1 : kCount / 32;
   static constexpr int kLanesOfTotal = kCount < 32 ? 32 / kCount : 1;
 
@@ -94,9 +94,9 @@ __device__ __forceinline__ void share_totals(const double (&totals)[WarpTotals<k
 #pragma unroll
   for (int i = 0; i < Totals::kOfLane; ++i) {
     const int total = Totals::first_of(lane) + i;
-    const int row = total / Config::kWarpColumns;
-    const int column = warp * Config::kWarpColumns + total % Config::kWarpColumns;
-    sums[row * Config::kTileColumns + column] = totals[i];
+    const int row = total / SkinnyConfig::kWarpColumns;
+    const int column = warp * SkinnyConfig::kWarpColumns + total % SkinnyConfig::kWarpColumns;
+    sums[row * SkinnyConfig::kTileColumns + column] = totals[i];
   }
 }
 
@@ -106,14 +106,14 @@ __device__ __forceinline__ void share_totals(const double (&totals)[WarpTotals<k
 __device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
   const int cluster_size = ptx::cluster_nctarank();
   const uint32_t address = ptx::shared_address(block_sum);
-  double block_sums[Config::kMaxClusterSize];
+  double block_sums[SkinnyConfig::kMaxClusterSize];
 #pragma unroll
-  for (int i = 0; i < Config::kMaxClusterSize; ++i) {
+  for (int i = 0; i < SkinnyConfig::kMaxClusterSize; ++i) {
     const bool exists = i < cluster_size;
     block_sums[i] = exists ? ptx::load_shared_cluster(ptx::map_shared(address, i)) : 0;
   }
 #pragma unroll
-  for (int half = Config::kMaxClusterSize / 2; half > 0; half /= 2) {
+  for (int half = SkinnyConfig::kMaxClusterSize / 2; half > 0; half /= 2) {
 #pragma unroll
     for (int i = 0; i < half; ++i) block_sums[i] += block_sums[i + half];
   }
@@ -124,8 +124,8 @@ __device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
 // products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
 // of the element, in shared memory. The other blocks have theirs at the same place.
 template <int kTileRows>
-__device__ float add_rest_and_bias(const Arguments& arguments, const double* block_sum, int row,
-                                   int column) {
+__device__ float add_rest_and_bias(const SkinnyArguments& arguments, const double* block_sum,
+                                   int row, int column) {
   double sum = sum_of_blocks(block_sum);
   const float* const x = arguments.x + row * arguments.x_stride;
   const float* const weight = arguments.weight + column * arguments.weight_stride;
@@ -159,17 +159,17 @@ __device__ float add_rest_and_bias(const Arguments& arguments, const double* blo
 //   warp    0     0     0     0     0     0     0     0     1     1
 //   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
 template <int kTileRows>
-__device__ void store_share_of_tile(const Arguments& arguments, const double* sums, int first_row,
-                                    int first_column) {
+__device__ void store_share_of_tile(const SkinnyArguments& arguments, const double* sums,
+                                    int first_row, int first_column) {
   const int rank = ptx::cluster_ctarank();
   const int cluster_size = ptx::cluster_nctarank();
-  constexpr int kBytesPerRow = Config::kTileColumns / 8;
+  constexpr int kBytesPerRow = SkinnyConfig::kTileColumns / 8;
   constexpr int kBytes = kTileRows * kBytesPerRow;
   constexpr int kBytesPerWarp = 32 / 8;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const Epilogue<float>& epilogue = arguments.epilogue;
-  const int bytes_at_once = Config::kWarps * kBytesPerWarp * cluster_size;
+  const int bytes_at_once = SkinnyConfig::kWarps * kBytesPerWarp * cluster_size;
   // first_byte is the byte of lanes 0 to 7.
   for (int first_byte = warp * kBytesPerWarp * cluster_size + rank; first_byte < kBytes;
        first_byte += bytes_at_once) {
@@ -181,7 +181,7 @@ __device__ void store_share_of_tile(const Arguments& arguments, const double* su
     const bool exists = byte < kBytes && row < epilogue.m && column < epilogue.n;
     float z = 0;
     if (exists) {
-      const double* const sum = sums + row_of_tile * Config::kTileColumns + column_of_tile;
+      const double* const sum = sums + row_of_tile * SkinnyConfig::kTileColumns + column_of_tile;
       z = add_rest_and_bias<kTileRows>(arguments, sum, row, column);
       *epilogue.out_at(row, column) = epilogue.finish(z);
     }

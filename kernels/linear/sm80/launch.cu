@@ -27,6 +27,8 @@
 
 namespace kernels::sm80 {
 
+using gemm_fp16x3::Sm80Config;
+
 // Returns whether this build contains the kernels below. choose_path chooses them only on GPUs of
 // capability 8.0, so builds for other GPUs omit them, which saves compile time. nvcc lists the
 // architectures of a build in __CUDA_ARCH_LIST__, 800 for capability 8.0. Tests define
@@ -74,12 +76,12 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
 //
 // split_rows_kernel writes all of it. The weight comes first, so its place does not depend on m:
 // all chunks find the weight that the first chunk has split.
-struct Workspace {
+struct Sm80Workspace {
   split::ScaledMatrix weight;
   split::ScaledMatrix x;
   size_t bytes;
 
-  explicit Workspace(const LinearArguments& call) {
+  explicit Sm80Workspace(const LinearArguments& call) {
     WorkspaceSlices slices(call.workspace);
     weight = add_matrix(&slices, call.weight, call.n, call.weight_stride, call.k);
     x = add_matrix(&slices, call.x, call.m, call.x_stride, call.k);
@@ -105,14 +107,14 @@ struct Workspace {
 size_t workspace_bytes(LinearArguments call, int64_t rows) {
   call.m = rows;
   call.workspace = nullptr;  // measures only
-  return Workspace(call).bytes;
+  return Sm80Workspace(call).bytes;
 }
 
 int64_t rows_of_chunk(const LinearArguments& call) {
-  using Config = gemm_fp16x3::Config;
   // Without a device the attribute is 0.
   const int multiprocessors = std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
-  const Tiling tiling{Config::kTileRows, divide_up(call.n, Config::kTileColumns), multiprocessors};
+  const Tiling tiling{Sm80Config::kTileRows, divide_up(call.n, Sm80Config::kTileColumns),
+                      multiprocessors};
   return choose_rows_of_chunk(call.m, tiling,
                               [&](int64_t rows) { return workspace_bytes(call, rows); });
 }
@@ -120,8 +122,7 @@ int64_t rows_of_chunk(const LinearArguments& call) {
 // Launches the three kernels for a chunk. The first chunk splits the weight for all.
 template <typename Matrix>
 void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t stream) {
-  using Config = gemm_fp16x3::Config;
-  const Workspace workspace(call);
+  const Sm80Workspace workspace(call);
   const Matrix& x = workspace.x;
   const Matrix& weight = workspace.weight;
   const Epilogue<float> epilogue(call);
@@ -138,14 +139,14 @@ void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t strea
 
   // Multiply.
   const auto gemm = gemm_fp16x3::gemm_fp16x3_sm80_kernel<Matrix>;
-  allow_shared_memory(gemm, Config::kSharedBytes);
-  const TileOrder tiles{blocks_of(call.m, Config::kTileRows),
-                        blocks_of(call.n, Config::kTileColumns)};
+  allow_shared_memory(gemm, Sm80Config::kSharedBytes);
+  const TileOrder tiles{blocks_of(call.m, Sm80Config::kTileRows),
+                        blocks_of(call.n, Sm80Config::kTileColumns)};
   const int padded_k = static_cast<int>(split::padded(call.k));
   Grid gemm_grid{};
   gemm_grid.blocks = tiles.count();
-  gemm_grid.threads = Config::kThreads;
-  gemm_grid.shared_bytes = Config::kSharedBytes;
+  gemm_grid.threads = Sm80Config::kThreads;
+  gemm_grid.shared_bytes = Sm80Config::kSharedBytes;
   gemm_grid.stream = stream;
   launch_or_throw(gemm_grid, gemm, x, weight, padded_k, tiles, epilogue);
 
@@ -159,19 +160,20 @@ void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t strea
 
 namespace kernels::cuda {
 
+using sm80::Sm80Config;
+
 bool linear_sm80_supports(const LinearArguments& call) {
-  using Config = sm80::gemm_fp16x3::Config;
   // Indices are ints in the kernels. The last tile and k-tile may end past m, n and k.
   constexpr int64_t kMaxSize = INT32_MAX - 1024;
   const bool has_gpu =
       device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
-      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Config::kSharedBytes;
-  const bool needs_float32_accuracy =
-      call.dtype == DType::kFloat32 && call.precision == Precision::kFloat32Accuracy;
+      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Sm80Config::kSharedBytes;
+  const bool is_highest = call.dtype == DType::kFloat32 && call.precision == Precision::kHighest;
   const bool has_sizes =
       call.m <= kMaxSize && call.n <= kMaxSize && call.k <= kMaxSize &&
-      divide_up(call.m, Config::kTileRows) * divide_up(call.n, Config::kTileColumns) <= kMaxSize;
-  return sm80::is_built() && has_gpu && needs_float32_accuracy && has_sizes;
+      divide_up(call.m, Sm80Config::kTileRows) * divide_up(call.n, Sm80Config::kTileColumns) <=
+          kMaxSize;
+  return sm80::is_built() && has_gpu && is_highest && has_sizes;
 }
 
 size_t linear_sm80_workspace_bytes(const LinearArguments& call) {

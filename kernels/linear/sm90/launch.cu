@@ -55,7 +55,7 @@ namespace kernels::sm90 {
 
 // Launches a chunk of a float32 call at `high`.
 void launch_high(const LinearArguments& call, cudaStream_t stream) {
-  const gemm_one_product::Workspace workspace(call);
+  const gemm_one_product::OneProductWorkspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   gemm_one_product::launch_convert(call, workspace, stream);
   gemm_one_product::launch_redo(call, workspace, stream);
@@ -63,7 +63,7 @@ void launch_high(const LinearArguments& call, cudaStream_t stream) {
 
 // Launches a chunk of a float32 call at `highest`.
 void launch_highest(const LinearArguments& call, cudaStream_t stream) {
-  const gemm_fp16x3::Workspace workspace(call);
+  const gemm_fp16x3::Fp16x3Workspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
   const Epilogue<float> epilogue(call, /*vector_size=*/2);
@@ -79,7 +79,7 @@ void launch_chunk(const LinearArguments& call, cudaStream_t stream) {
     gemm_one_product::launch_half<__half>(call, stream);
   } else if (call.dtype == DType::kBFloat16) {
     gemm_one_product::launch_half<__nv_bfloat16>(call, stream);
-  } else if (call.precision == Precision::kFloat32Accuracy) {
+  } else if (call.precision == Precision::kHighest) {
     launch_highest(call, stream);
   } else {
     launch_high(call, stream);
@@ -93,21 +93,21 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
   call.m = rows;
   call.workspace = nullptr;  // so that its slices are only measured (WorkspaceSlices)
   if (call.dtype != DType::kFloat32) return 0;
-  if (call.precision == Precision::kFloat32Accuracy) return gemm_fp16x3::Workspace(call).bytes;
-  return gemm_one_product::Workspace(call).bytes;
+  if (call.precision == Precision::kHighest) return gemm_fp16x3::Fp16x3Workspace(call).bytes;
+  return gemm_one_product::OneProductWorkspace(call).bytes;
 }
 
 // Returns how the GEMM of a float32 call divides its result into tiles and waves.
 Tiling tiling_of(const LinearArguments& call) {
   Tiling tiling{};
-  if (call.precision == Precision::kFloat32Accuracy) {
-    tiling.rows_of_tile = gemm_fp16x3::Config::kLargestRows;
-    tiling.weight_tiles = divide_up(call.n, gemm_fp16x3::Config::kTileWeightRows);
+  if (call.precision == Precision::kHighest) {
+    tiling.rows_of_tile = gemm_fp16x3::Fp16x3Config::kLargestRows;
+    tiling.weight_tiles = divide_up(call.n, gemm_fp16x3::Fp16x3Config::kTileWeightRows);
     tiling.tiles_of_wave = std::nullopt;  // stream-K
   } else {
     // Each cluster computes whole tiles, so a wave has one tile for each cluster.
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    tiling.rows_of_tile = gemm_one_product::Config::kTileRows;
+    tiling.rows_of_tile = gemm_one_product::OneProductConfig::kTileRows;
     tiling.weight_tiles = gemm_one_product::tiles_of(call).weight_tiles;
     tiling.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   }
@@ -137,13 +137,12 @@ namespace kernels::cuda {
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;
-  const bool needs_float32_accuracy = call.precision == Precision::kFloat32Accuracy;
+  const bool is_highest = call.precision == Precision::kHighest;
   if (is_float32 && call.x_is_transposed) return false;
-  if (needs_float32_accuracy && call.weight_is_transposed) return false;
+  if (is_highest && call.weight_is_transposed) return false;
 
   const int64_t element_size = bytes_of_element(call.dtype);
-  const bool has_aligned_x =
-      needs_float32_accuracy || has_aligned_rows(call.x, element_size * call.x_stride);
+  const bool has_aligned_x = is_highest || has_aligned_rows(call.x, element_size * call.x_stride);
   const bool has_aligned_weight = has_aligned_rows(call.weight, element_size * call.weight_stride);
 
   // Indices of rows, columns and K are ints in the kernels. No count or index is known to need the

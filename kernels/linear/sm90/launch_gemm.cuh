@@ -25,15 +25,9 @@ namespace kernels::sm90 {
 // A tensor map (CUtensorMap) is for the copy engine (TMA, ptx/tma.cuh). It describes a tensor in
 // global memory, and the boxes that TMA copies. The host makes it, and passes it to the kernel as
 // an argument.
-
-// The constants of all tensor maps.
-struct TmaConfig {
-  // A row of a box, in bytes: the widest that TMA swizzles. Rows in shared memory are as long, and
-  // their 16-byte vectors are swizzled, so that wgmma reads them without bank conflicts.
-  static constexpr int kBoxRowBytes = 128;
-};
-static_assert(TmaConfig::kBoxRowBytes == split::kKTileNumbers * sizeof(__half),
-              "a row of a box is a row of a k-tile of a k-tiled matrix");
+//
+// A row of a box is a row of a k-tile, split::kKTileRowBytes. TMA swizzles its 16-byte vectors in
+// shared memory, so that wgmma reads them without bank conflicts.
 
 // The type of a tensor's elements, as tensor maps name it.
 template <typename T>
@@ -67,7 +61,7 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 template <typename T>
 CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
                        const cuuint64_t* strides, uint32_t box_rows) {
-  const cuuint32_t box[] = {TmaConfig::kBoxRowBytes / sizeof(T), box_rows, 1};
+  const cuuint32_t box[] = {split::kKTileRowBytes / sizeof(T), box_rows, 1};
   const cuuint32_t element_strides[] = {1, 1, 1};
   CUtensorMap map;
   const CUresult status = tensor_map_encoder()(
@@ -101,7 +95,7 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
 // box is box_rows rows of one k-tile.
 inline CUtensorMap make_k_tiled_map(const split::ScaledMatrix& matrix, int64_t k_tiles,
                                     int box_rows) {
-  constexpr cuuint64_t kNumbers = split::kKTileNumbers;
+  constexpr cuuint64_t kNumbers = split::kKTileRowNumbers;
   const cuuint64_t rows = matrix.rows;
   const cuuint64_t sizes[] = {kNumbers, rows, static_cast<cuuint64_t>(k_tiles)};
   const cuuint64_t strides[] = {kNumbers * sizeof(__half), rows * kNumbers * sizeof(__half)};

@@ -76,11 +76,10 @@ __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_
 //
 // The beginnings of the spans are rounded down to multiples of four.
 __device__ inline int64_t first_k_of_lane(int64_t k) {
-  using Config = SampleConfig;
   const int lane = threadIdx.x % 32;
-  const int64_t span = lane / Config::kLanesOfSpan;
-  const int64_t begin_of_span = span * k / Config::kSpans / 4 * 4;
-  return begin_of_span + lane % Config::kLanesOfSpan * Config::kLaneElements;
+  const int64_t span = lane / SampleConfig::kLanesOfSpan;
+  const int64_t begin_of_span = span * k / SampleConfig::kSpans / 4 * 4;
+  return begin_of_span + lane % SampleConfig::kLanesOfSpan * SampleConfig::kLaneElements;
 }
 
 // The elements that a lane loads, as they are in memory: four neighbours of each of four lines. A
@@ -106,22 +105,21 @@ struct SampledRows {
   __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_row,
                          int64_t k)
       : weight(weight), is_transposed(is_transposed), first_row(first_row), k(k) {
-    using Config = SampleConfig;
     const int64_t first_k = first_k_of_lane(k);
-    if (first_k + Config::kLaneElements > k) return;
+    if (first_k + SampleConfig::kLaneElements > k) return;
     const SampledLines lines = is_transposed ? SampledLines{first_k, first_row, k, weight.rows}
                                              : SampledLines{first_row, first_k, weight.rows, k};
-    float v[Config::kRows][Config::kLaneElements] = {};  // [line][neighbour]
+    float v[SampleConfig::kRows][SampleConfig::kLaneElements] = {};  // [line][neighbour]
 #pragma unroll
-    for (int i = 0; i < Config::kRows; ++i) {
+    for (int i = 0; i < SampleConfig::kRows; ++i) {
       if (lines.first + i >= lines.count) break;
       const float* const line = weight.source + (lines.first + i) * weight.row_stride;
       load_floats(v[i], line, lines.first_neighbour, lines.size, /*is_aligned=*/true);
     }
 #pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) {
+    for (int row = 0; row < SampleConfig::kRows; ++row) {
 #pragma unroll
-      for (int i = 0; i < Config::kLaneElements; ++i) {
+      for (int i = 0; i < SampleConfig::kLaneElements; ++i) {
         const float element = is_transposed ? v[i][row] : v[row][i];
         largest_of_lane[row] = fmaxf(largest_of_lane[row], fabsf(element));
       }

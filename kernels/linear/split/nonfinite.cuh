@@ -89,25 +89,26 @@ __device__ __forceinline__ int64_t first_column_of(int64_t tile, int64_t weight_
 //
 // A warp takes 32 elements at a time. At first each lane looks at one of them, in all rows of the
 // tile. Then each lane has one of the 32 results, and adds its term at each element that was found.
-__device__ __forceinline__ void multiply_tile(const split::ScaledMatrix& x,
-                                              const split::ScaledMatrix& weight, int64_t k,
-                                              int first_row, int first_column,
-                                              double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
-  using Config = NonfiniteConfig;
+__device__ __forceinline__ void sum_nonfinite_terms(
+    const split::ScaledMatrix& x, const split::ScaledMatrix& weight, int64_t k, int first_row,
+    int first_column, double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const bool is_x_nonfinite = has_nonfinite_row<Config::kTileRows>(x, first_row);
-  const bool is_weight_nonfinite = has_nonfinite_row<Config::kTileColumns>(weight, first_column);
-  const float* const x_row = source_row(x, first_row + lane / Config::kTileColumns);
-  const float* const weight_row = source_row(weight, first_column + lane % Config::kTileColumns);
+  const bool is_x_nonfinite = has_nonfinite_row<NonfiniteConfig::kTileRows>(x, first_row);
+  const bool is_weight_nonfinite =
+      has_nonfinite_row<NonfiniteConfig::kTileColumns>(weight, first_column);
+  const float* const x_row = source_row(x, first_row + lane / NonfiniteConfig::kTileColumns);
+  const float* const weight_row =
+      source_row(weight, first_column + lane % NonfiniteConfig::kTileColumns);
   double sum = 0;
-  for (int64_t first = warp * 32; first < k; first += Config::kThreads) {
+  for (int64_t first = warp * 32; first < k; first += NonfiniteConfig::kThreads) {
     const int64_t element = first + lane;
     const bool is_nonfinite =
         element < k &&
-        ((is_x_nonfinite && has_nonfinite_element<Config::kTileRows>(x, first_row, element)) ||
+        ((is_x_nonfinite &&
+          has_nonfinite_element<NonfiniteConfig::kTileRows>(x, first_row, element)) ||
          (is_weight_nonfinite &&
-          has_nonfinite_element<Config::kTileColumns>(weight, first_column, element)));
+          has_nonfinite_element<NonfiniteConfig::kTileColumns>(weight, first_column, element)));
     uint32_t found = __ballot_sync(0xffffffff, is_nonfinite);  // bit i: element first + i
     while (found != 0) {
       const int64_t found_element = first + __ffs(found) - 1;  // the lowest bit's
@@ -145,12 +146,11 @@ __device__ __forceinline__ void replace_results(
     const split::ScaledMatrix& x, const split::ScaledMatrix& weight,
     const Epilogue<float>& epilogue, int first_row, int first_column,
     const double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
-  using Config = NonfiniteConfig;
   const bool is_first_warp = threadIdx.x < 32;
   if (!is_first_warp) return;
   const int lane = threadIdx.x % 32;
-  const int row = first_row + lane / Config::kTileColumns;
-  const int column = first_column + lane % Config::kTileColumns;
+  const int row = first_row + lane / NonfiniteConfig::kTileColumns;
+  const int column = first_column + lane % NonfiniteConfig::kTileColumns;
   const bool exists = row < epilogue.m && column < epilogue.n;
   const bool is_replaced =
       exists && (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
@@ -176,28 +176,30 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                      const __grid_constant__ split::ScaledMatrix weight, int64_t k,
                      const __grid_constant__ Epilogue<float> epilogue,
                      const unsigned* has_nonfinite) {
-  using Config = NonfiniteConfig;
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
-  __shared__ double warp_sums[Config::kWarps][32];  // each warp's share of the tile's 32 sums
-  __shared__ bool has_work[Config::kThreads];       // for each of the kThreads tiles
-  const int64_t weight_tiles = divide_up(weight.rows, Config::kTileColumns);
-  const int64_t tiles = divide_up(x.rows, Config::kTileRows) * weight_tiles;
+  // Each warp's share of the tile's 32 sums.
+  __shared__ double warp_sums[NonfiniteConfig::kWarps][32];
+  __shared__ bool has_work[NonfiniteConfig::kThreads];  // for each of the kThreads tiles
+  const int64_t weight_tiles = divide_up(weight.rows, NonfiniteConfig::kTileColumns);
+  const int64_t tiles = divide_up(x.rows, NonfiniteConfig::kTileRows) * weight_tiles;
   const int64_t step = gridDim.x;  // from one of the block's tiles to the next
-  for (int64_t first_tile = blockIdx.x; first_tile < tiles; first_tile += Config::kThreads * step) {
+  for (int64_t first_tile = blockIdx.x; first_tile < tiles;
+       first_tile += NonfiniteConfig::kThreads * step) {
     const int64_t own_tile = first_tile + threadIdx.x * step;
     has_work[threadIdx.x] =
         own_tile < tiles &&
-        (has_nonfinite_row<Config::kTileRows>(x, first_row_of(own_tile, weight_tiles)) ||
-         has_nonfinite_row<Config::kTileColumns>(weight, first_column_of(own_tile, weight_tiles)));
+        (has_nonfinite_row<NonfiniteConfig::kTileRows>(x, first_row_of(own_tile, weight_tiles)) ||
+         has_nonfinite_row<NonfiniteConfig::kTileColumns>(weight,
+                                                          first_column_of(own_tile, weight_tiles)));
     __syncthreads();
-    for (int i = 0; i < Config::kThreads; ++i) {
+    for (int i = 0; i < NonfiniteConfig::kThreads; ++i) {
       const int64_t tile = first_tile + i * step;
       if (tile >= tiles) break;
       if (!has_work[i]) continue;
       const int first_row = static_cast<int>(first_row_of(tile, weight_tiles));
       const int first_column = static_cast<int>(first_column_of(tile, weight_tiles));
-      multiply_tile(x, weight, k, first_row, first_column, warp_sums);
+      sum_nonfinite_terms(x, weight, k, first_row, first_column, warp_sums);
       __syncthreads();
       replace_results(x, weight, epilogue, first_row, first_column, warp_sums);
       __syncthreads();  // warp_sums has been read before the next tile's sums are written

@@ -8,9 +8,8 @@
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
 // with the row's exponent, so that scaled = hi + lo / 2^11. The error is at most 2^-23 |scaled| if
-// |scaled| is at least 2^-13. The fp16x3 GEMM (float32 with kFloat32Accuracy) multiplies hi and lo
-// of both operands. The GEMM with one product (float32 with kTf32Accuracy) multiplies hi alone; lo
-// is then not made.
+// |scaled| is at least 2^-13. The fp16x3 GEMM (float32 at `highest`) multiplies hi and lo of both
+// operands. The GEMM with one product (float32 at `high`) multiplies hi alone; lo is then not made.
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
@@ -23,14 +22,14 @@
 // docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
 // error of very small elements.
 //
-// A row that holds infinity or NaN: split_row splits it as if it were zero. The GEMMs of sm90/
-// convert such a row of the weight like any other, and find it by its infinite or NaN sums. A later
-// kernel computes its results: after the fp16x3 GEMM that of nonfinite.cuh, after the GEMM with one
-// product a GEMM in TF32 (see kNeedsTf32).
+// Who splits. split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the
+// weight. The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with
+// split_pair, and the GEMM with one product rounds it to hi
+// (sm90/gemm_one_product/converter_patch.cuh).
 //
-// split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the weight.
-// The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with split_pair, and
-// the GEMM with one product rounds it to hi (sm90/gemm_one_product/converter_patch.cuh).
+// Rows that the split does not represent, for example with infinity or NaN: a later launch computes
+// their results again. RowState (below) says which rows and which launch for the fp16x3 GEMMs, and
+// sm90/gemm_one_product/kernel.cuh ("Tiles computed again in TF32") for the GEMM with one product.
 
 #pragma once
 
@@ -54,9 +53,10 @@ constexpr int kTopExponent = 14;
 // hi or its lo is 16 bytes.
 constexpr int kOctet = 8;
 
-// The fp16 numbers of one row in a k-tile of the k-tiled layout (see ScaledMatrix): 64 hi, or 32 hi
-// and 32 lo. They are 128 bytes, the widest row that TMA swizzles.
-constexpr int kKTileNumbers = 64;
+// A row of a k-tile in the k-tiled layout (see ScaledMatrix): 64 hi, or 32 hi and 32 lo. They are
+// 128 bytes, the widest row that TMA swizzles, so all k-tiles of sm90/ have such rows.
+constexpr int kKTileRowBytes = 128;
+constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);
 
 // The form of a split: hi and lo of each element, or hi alone.
 //
@@ -71,27 +71,33 @@ enum class Form { kWithoutLo, kWithLo };
 
 // Returns how many elements of K a k-tile of the k-tiled layout has.
 __host__ __device__ constexpr int k_tile_depth(Form form) {
-  return form == Form::kWithLo ? kKTileNumbers / 2 : kKTileNumbers;
+  return form == Form::kWithLo ? kKTileRowNumbers / 2 : kKTileRowNumbers;
 }
 
 // Returns the k of a split matrix: its rows are padded with zeros to whole k-tiles of either form.
 inline __host__ __device__ int64_t padded(int64_t k) {
-  return (k + kKTileNumbers - 1) / kKTileNumbers * kKTileNumbers;
+  return (k + kKTileRowNumbers - 1) / kKTileRowNumbers * kKTileRowNumbers;
 }
 
-// The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
-// row's results.
+// The state of a row of x or of the weight in the fp16x3 GEMMs, and the kernel whose results of the
+// row are final:
 //
-//   kExact       the GEMM (in sm90/ its first launch). This is the normal state: hi and lo
-//                represent the row.
-//   kOverflowed  the second launch of the GEMM of sm90/. Only rows of the weight can have this
-//                state: their exponents come from a sample (sm90/sample_weight.cuh), and an element
-//                that the sample missed may overflow fp16.
-//   kNonfinite   nonfinite.cuh: the row holds infinity or NaN.
+//   kExact        hi and lo represent the row     the GEMM (in sm90/ its first launch)
+//   kOverflowed   an element overflows fp16       the second launch of the GEMM of sm90/
+//   kNonfinite    the row has infinity or NaN     nonfinite_kernel (nonfinite.cuh)
 //
-// split_row writes kExact or kNonfinite. In sm90/, a row of the weight begins as kExact. The first
-// launch sets kOverflowed if it finds a sum that is not finite, and the second launch changes that
-// to kNonfinite if the row holds infinity or NaN.
+// A row that split_row splits is kExact or kNonfinite. A kNonfinite row is split as zeros.
+//
+// A row of the weight in sm90/ has no state in advance. Its exponent comes from a sample of the row
+// (sm90/sample_weight.cuh), which may have missed infinity, NaN, or an element so large that its
+// scaled hi is infinite. So the row begins as kExact, and the GEMM finds out:
+//
+//   first launch    All sums of such a row are infinite or NaN. The epilogue sees this, and sets
+//                   the row's state to kOverflowed.
+//   second launch   Reads each kOverflowed row. If it has infinity or NaN, the state becomes
+//                   kNonfinite. Otherwise the row gets an exponent from its largest element. Then
+//                   the launch computes all tiles with rows of either state again. If no row is
+//                   kOverflowed, which is usual, the launch ends at once.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format
@@ -128,7 +134,7 @@ struct ScaledMatrix {
 
   // Returns where a row of a k-tile begins in the k-tiled layout: its first hi is hi[the result].
   __host__ __device__ int64_t k_tiled_index(int64_t k_tile, int64_t row) const {
-    return (k_tile * rows + row) * kKTileNumbers;
+    return (k_tile * rows + row) * kKTileRowNumbers;
   }
 };
 

@@ -43,7 +43,7 @@ struct SplitConfig {
   static constexpr int kKeptByWarp = 32 * kKept;
 };
 static_assert(SplitConfig::kKept % kOctet == 0, "a thread keeps whole octets");
-static_assert(32 * kOctet % kKTileNumbers == 0,
+static_assert(32 * kOctet % kKTileRowNumbers == 0,
               "a thread's octets are whole k-tiles apart, as split_and_store assumes");
 
 // Returns how many threads a block needs to split a row: the fewest, from 64 to 256, that keep the

@@ -36,6 +36,8 @@
 #define __launch_bounds__(...)
 #undef __grid_constant__
 #define __grid_constant__
+#undef __noinline__
+#define __noinline__
 
 using std::max;
 using std::min;

@@ -11,7 +11,7 @@
 
 namespace kernels::sm80::gemm_fp16x3 {
 
-struct Config {
+struct Sm80Config {
   static constexpr int kThreads = 256;
 
   // The tile of a block, the rows and columns of it that a warp computes, and the depth of a
@@ -51,20 +51,20 @@ struct Config {
   static constexpr int kSubtilePitch = kSubtileColumns + 8;            // floats
   static constexpr int kSubtileFloats = kSubtileRows * kSubtilePitch;  // a warp's
 };
-static_assert(Config::kTileRows / Config::kWarpRows *
-                      (Config::kTileColumns / Config::kWarpColumns) ==
-                  Config::kThreads / 32,
+static_assert(Sm80Config::kTileRows / Sm80Config::kWarpRows *
+                      (Sm80Config::kTileColumns / Sm80Config::kWarpColumns) ==
+                  Sm80Config::kThreads / 32,
               "the warps compute the tile");
-static_assert(Config::kTileRows == Config::kTileColumns,
+static_assert(Sm80Config::kTileRows == Sm80Config::kTileColumns,
               "both operands have k-tiles of the same size, and are copied by the same loop");
 static_assert(
-    Config::kXFragments == 4,
+    Sm80Config::kXFragments == 4,
     "for each of the four fragments of x, a quarter of a stage is copied, and a quarter of the "
     "weight's fragments loaded");
-static_assert(Config::kRowVectors == 4, "vector_offset swizzles four vectors a row");
-static_assert(Config::kKTileDepth == 2 * Config::kMmaK, "a k-tile has two k-steps");
-static_assert(Config::kThreads / 32 * Config::kSubtileFloats * sizeof(float) <=
-                  Config::kSharedBytes,
+static_assert(Sm80Config::kRowVectors == 4, "vector_offset swizzles four vectors a row");
+static_assert(Sm80Config::kKTileDepth == 2 * Sm80Config::kMmaK, "a k-tile has two k-steps");
+static_assert(Sm80Config::kThreads / 32 * Sm80Config::kSubtileFloats * sizeof(float) <=
+                  Sm80Config::kSharedBytes,
               "the epilogue's subtiles reuse the memory of the stages");
 
 // The two halves of a split number, as indices of fragments.
@@ -77,13 +77,13 @@ enum Half { kHi, kLo };
 //   row       0, 1       2, 3       4, 5       6, 7
 //   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
 __device__ inline uint32_t vector_offset(int row, int vector) {
-  return row * Config::kRowBytes + (vector ^ (row / 2 % 4)) * kVectorBytes;
+  return row * Sm80Config::kRowBytes + (vector ^ (row / 2 % 4)) * kVectorBytes;
 }
 
 // Returns the byte offset of the stage after the one at offset `stage`.
 __device__ inline uint32_t next_stage(uint32_t stage) {
-  if (stage == Config::kSharedBytes - Config::kStageBytes) return 0;
-  return stage + Config::kStageBytes;
+  if (stage == Sm80Config::kSharedBytes - Sm80Config::kStageBytes) return 0;
+  return stage + Sm80Config::kStageBytes;
 }
 
 }  // namespace kernels::sm80::gemm_fp16x3

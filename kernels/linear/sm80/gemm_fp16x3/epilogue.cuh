@@ -15,19 +15,19 @@ namespace kernels::sm80::gemm_fp16x3 {
 // 8 rows, and fragment j of the weight has 8 columns. In each block of 8 x 8 sums, lane 4 g + c
 // has columns 2 c and 2 c + 1 of row g.
 __device__ __forceinline__ void stage_subtile(
-    const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], int first_fragment,
-    float* staged, int lane) {
+    const float (&sums)[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4],
+    int first_fragment, float* staged, int lane) {
 #pragma unroll
-  for (int i = 0; i < Config::kSubtileFragments; ++i) {
+  for (int i = 0; i < Sm80Config::kSubtileFragments; ++i) {
 #pragma unroll
     for (int row_block = 0; row_block < 2; ++row_block) {
 #pragma unroll
-      for (int j = 0; j < Config::kWeightFragments; ++j) {
+      for (int j = 0; j < Sm80Config::kWeightFragments; ++j) {
         const float* const neighbours = &sums[first_fragment + i][j][row_block * 2];
-        const int staged_row = i * Config::kMmaM + row_block * 8 + lane / 4;
-        const int column_of_lane = j * Config::kMmaN + lane % 4 * 2;
-        *reinterpret_cast<float2*>(staged + staged_row * Config::kSubtilePitch + column_of_lane) =
-            make_float2(neighbours[0], neighbours[1]);
+        const int staged_row = i * Sm80Config::kMmaM + row_block * 8 + lane / 4;
+        const int column_of_lane = j * Sm80Config::kMmaN + lane % 4 * 2;
+        *reinterpret_cast<float2*>(staged + staged_row * Sm80Config::kSubtilePitch +
+                                   column_of_lane) = make_float2(neighbours[0], neighbours[1]);
       }
     }
   }
@@ -66,24 +66,25 @@ struct LaneColumns {
 // through the warp's shared memory, `staged`, so that a lane gets four neighbouring columns of a
 // row to store.
 __device__ __forceinline__ void store_warp_results(
-    const float (&sums)[Config::kXFragments][Config::kWeightFragments][4], float* staged,
+    const float (&sums)[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4], float* staged,
     const WarpOutput& output) {
-  constexpr int kLanesOfRow = Config::kSubtileColumns / 4;
+  constexpr int kLanesOfRow = Sm80Config::kSubtileColumns / 4;
   const int lane = threadIdx.x % 32;
   const int staged_column = lane % kLanesOfRow * 4;
   const int first_column = output.first_column + staged_column;  // the lane's
   const LaneColumns columns(output, first_column);
 #pragma unroll
-  for (int first_fragment = 0; first_fragment < Config::kXFragments;
-       first_fragment += Config::kSubtileFragments) {
+  for (int first_fragment = 0; first_fragment < Sm80Config::kXFragments;
+       first_fragment += Sm80Config::kSubtileFragments) {
     stage_subtile(sums, first_fragment, staged, lane);
     __syncwarp();
 #pragma unroll 1
-    for (int staged_row = lane / kLanesOfRow; staged_row < Config::kSubtileRows;
+    for (int staged_row = lane / kLanesOfRow; staged_row < Sm80Config::kSubtileRows;
          staged_row += 32 / kLanesOfRow) {
-      const int row = output.first_row + first_fragment * Config::kMmaM + staged_row;
+      const int row = output.first_row + first_fragment * Sm80Config::kMmaM + staged_row;
       const bool exists = row < output.epilogue.m;
-      const float* const staged_sums = staged + staged_row * Config::kSubtilePitch + staged_column;
+      const float* const staged_sums =
+          staged + staged_row * Sm80Config::kSubtilePitch + staged_column;
       const int x_exponent = exists ? output.x_exponent[row] : 0;
       float z[4];
 #pragma unroll

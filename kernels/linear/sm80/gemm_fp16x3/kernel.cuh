@@ -51,7 +51,7 @@ namespace kernels::sm80::gemm_fp16x3 {
 // kernel is a template because nvcc compiles templates only where they are used, and launch.cu uses
 // this one only if is_built().
 template <typename Matrix>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(Sm80Config::kThreads, 1)
     gemm_fp16x3_sm80_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,
                             int k, const TileOrder tiles,
                             const __grid_constant__ Epilogue<float> epilogue) {
@@ -60,18 +60,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32;
   // The warp's first row and column in the tile.
-  constexpr int kWarpsInARow = Config::kTileColumns / Config::kWarpColumns;
-  const int warp_row = warp / kWarpsInARow * Config::kWarpRows;
-  const int warp_column = warp % kWarpsInARow * Config::kWarpColumns;
+  constexpr int kWarpsInARow = Sm80Config::kTileColumns / Sm80Config::kWarpColumns;
+  const int warp_row = warp / kWarpsInARow * Sm80Config::kWarpRows;
+  const int warp_column = warp % kWarpsInARow * Sm80Config::kWarpColumns;
   const Tile tile = tiles.find(blockIdx.x);
-  const int first_row = tile.x_tile * Config::kTileRows;
-  const int first_column = tile.weight_tile * Config::kTileColumns;
+  const int first_row = tile.x_tile * Sm80Config::kTileRows;
+  const int first_column = tile.weight_tile * Sm80Config::kTileColumns;
   Copies copies(x, weight, first_row, /*weight_row=*/first_column, k, shared_start);
-  Fragments fragments(shared_start, warp_row, warp_column);
+  MmaFragments fragments(shared_start, warp_row, warp_column);
   Results results;
 
   // Start the copies of all stages but one, and load the first fragments.
-  for (int i = 0; i < Config::kStages - 1; ++i) {
+  for (int i = 0; i < Sm80Config::kStages - 1; ++i) {
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) copies.copy_quarter(quarter);
   }
@@ -85,12 +85,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // Mainloop. The first k-tile promotes accumulators of zeros.
   uint32_t stage = 0;
-  const int k_tiles = (k + Config::kKTileDepth - 1) / Config::kKTileDepth;
+  const int k_tiles = (k + Sm80Config::kKTileDepth - 1) / Sm80Config::kKTileDepth;
   for (int i = 0; i < k_tiles; ++i) multiply_k_tile(copies, fragments, results, stage);
 
   // Promote the accumulators of the last k-tile.
 #pragma unroll
-  for (int i = 0; i < Config::kXFragments; ++i) {
+  for (int i = 0; i < Sm80Config::kXFragments; ++i) {
     results.promote(i);
     Results::remove_lo_scale(results.sums[i]);
   }
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Epilogue, after all copies into the shared memory that it reuses.
   ptx::wait_copies<0>();
   __syncthreads();
-  float* const staged = reinterpret_cast<float*>(shared) + warp * Config::kSubtileFloats;
+  float* const staged = reinterpret_cast<float*>(shared) + warp * Sm80Config::kSubtileFloats;
   const WarpOutput output{epilogue, x.exponent, weight.exponent, first_row + warp_row,
                           first_column + warp_column};
   store_warp_results(results.sums, staged, output);

@@ -2,7 +2,7 @@
 // other:
 //
 //   Copies            from global memory to the ring of stages
-//   Fragments         from a stage to the registers that the tensor cores read
+//   MmaFragments      from a stage to the registers that the tensor cores read
 //   Results           products, accumulators and their promotion to sums
 //   multiply_k_tile   one k-tile, by all of these
 
@@ -23,8 +23,8 @@ namespace kernels::sm80::gemm_fp16x3 {
 // and lo, of two rows of x and of two rows of the weight, 64 rows apart. Rows and k-tiles past the
 // end become zeros.
 struct Copies {
-  static constexpr int kRowStep = Config::kThreads / Config::kRowVectors;
-  static constexpr int kRowsOfThread = Config::kTileRows / kRowStep;  // in each operand
+  static constexpr int kRowStep = Sm80Config::kThreads / Sm80Config::kRowVectors;
+  static constexpr int kRowsOfThread = Sm80Config::kTileRows / kRowStep;  // in each operand
 
   // The rows of x, or of the weight, that the thread copies.
   struct Operand {
@@ -43,12 +43,12 @@ struct Copies {
   __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
                     int x_row, int weight_row, int k, uint32_t shared) {
     stride = k;
-    const int row = threadIdx.x / Config::kRowVectors;  // in the k-tile, of either operand
-    const int vector = threadIdx.x % Config::kRowVectors;
+    const int row = threadIdx.x / Sm80Config::kRowVectors;  // in the k-tile, of either operand
+    const int vector = threadIdx.x % Sm80Config::kRowVectors;
     x = operand_from(operand_x, x_row, row, vector);
     weight = operand_from(operand_weight, weight_row, row, vector);
     target = shared + vector_offset(row, vector);
-    k_left = k - vector * Config::kVectorElements;
+    k_left = k - vector * Sm80Config::kVectorElements;
   }
 
   // Starts a quarter of a k-tile's copies, so that they can be spread among the products. Quarters
@@ -57,11 +57,11 @@ struct Copies {
   __device__ __forceinline__ void copy_quarter(int quarter) {
     static_assert(2 * kRowsOfThread == 4, "a quarter is one row of one operand");
     const int row = quarter % kRowsOfThread * kRowStep;
-    const uint32_t address = target + stage + row * Config::kRowBytes;
+    const uint32_t address = target + stage + row * Sm80Config::kRowBytes;
     if (quarter < kRowsOfThread) {
       copy_vector(address, x, row);
     } else {
-      copy_vector(address + 2 * Config::kHalfBytes, weight, row);
+      copy_vector(address + 2 * Sm80Config::kHalfBytes, weight, row);
     }
     const bool is_last_quarter = quarter == 3;
     if (is_last_quarter) begin_next_k_tile();
@@ -71,9 +71,9 @@ struct Copies {
   // Commits the copies of a k-tile, and moves on to the next k-tile and the next stage.
   __device__ __forceinline__ void begin_next_k_tile() {
     ptx::commit_copies();
-    x.hi += Config::kKTileDepth;
-    weight.hi += Config::kKTileDepth;
-    k_left -= Config::kKTileDepth;
+    x.hi += Sm80Config::kKTileDepth;
+    weight.hi += Sm80Config::kKTileDepth;
+    k_left -= Sm80Config::kKTileDepth;
     stage = next_stage(stage);
   }
 
@@ -84,7 +84,7 @@ struct Copies {
     Operand operand;
     operand.hi_to_lo = matrix.lo - matrix.hi;
     operand.rows_left = matrix.rows - first_row - row;
-    operand.hi = matrix.hi + stride * (first_row + row) + vector * Config::kVectorElements;
+    operand.hi = matrix.hi + stride * (first_row + row) + vector * Sm80Config::kVectorElements;
     return operand;
   }
 
@@ -94,7 +94,7 @@ struct Copies {
     const bool exists = k_left > 0 && row < operand.rows_left;
     const __half* const hi = operand.hi + stride * row;
     ptx::copy_async(address, hi, exists);
-    ptx::copy_async(address + Config::kHalfBytes, hi + operand.hi_to_lo, exists);
+    ptx::copy_async(address + Sm80Config::kHalfBytes, hi + operand.hi_to_lo, exists);
   }
 };
 
@@ -102,13 +102,13 @@ struct Copies {
 // A k-tile has two k-steps, each as deep as one instruction. Fragments of x are loaded one fragment
 // ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
 // kept, because the hi products come after the lo products of both k-steps.
-struct Fragments {
-  static constexpr int kStepBytes = Config::kMmaK * sizeof(__half);  // a row in a k-step
+struct MmaFragments {
+  static constexpr int kStepBytes = Sm80Config::kMmaK * sizeof(__half);  // a row in a k-step
 
   // The fragments of x have the indices k-step, fragment, Half, register.
-  uint32_t a[2][Config::kXFragments][2][4];
+  uint32_t a[2][Sm80Config::kXFragments][2][4];
   // The fragments of the weight have the indices k-step, Half, fragment, register.
-  uint32_t b[2][2][Config::kWeightFragments][2];
+  uint32_t b[2][2][Sm80Config::kWeightFragments][2];
   // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
   // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:
   //
@@ -119,10 +119,10 @@ struct Fragments {
   //                vector 0        vector 1        vector 0        vector 1
   uint32_t a_address, b_address;
 
-  __device__ Fragments(uint32_t shared, int warp_row, int warp_column) {
+  __device__ MmaFragments(uint32_t shared, int warp_row, int warp_column) {
     const int lane = threadIdx.x % 32;
     a_address = shared + vector_offset(warp_row + lane % 16, lane / 16);
-    b_address = shared + 2 * Config::kHalfBytes +
+    b_address = shared + 2 * Sm80Config::kHalfBytes +
                 vector_offset(warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
 
@@ -132,8 +132,8 @@ struct Fragments {
 #pragma unroll
     for (int half = kHi; half <= kLo; ++half) {
       uint32_t (&target)[4] = a[k_step][fragment][half];
-      const uint32_t place =
-          stage + half * Config::kHalfBytes + fragment * (Config::kMmaM * Config::kRowBytes);
+      const uint32_t place = stage + half * Sm80Config::kHalfBytes +
+                             fragment * (Sm80Config::kMmaM * Sm80Config::kRowBytes);
       ptx::load_matrices(target[0], target[1], target[2], target[3],
                          (a_address ^ k_step * kStepBytes) + place);
     }
@@ -142,15 +142,15 @@ struct Fragments {
   // Loads a quarter of the weight's fragments of a k-step: the first two quarters load hi, the
   // others lo. One instruction loads two fragments.
   __device__ void load_b(uint32_t stage, int k_step, int quarter) {
-    constexpr int kLoadsOfHalf = Config::kWeightFragments / 2;
+    constexpr int kLoadsOfHalf = Sm80Config::kWeightFragments / 2;
     constexpr int kLoads = 2 * kLoadsOfHalf / 4;  // in a quarter
 #pragma unroll
     for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
       const int half = i / kLoadsOfHalf;
       const int j = i % kLoadsOfHalf * 2;
-      uint32_t (&target)[Config::kWeightFragments][2] = b[k_step][half];
+      uint32_t (&target)[Sm80Config::kWeightFragments][2] = b[k_step][half];
       const uint32_t place =
-          stage + half * Config::kHalfBytes + j * (Config::kMmaN * Config::kRowBytes);
+          stage + half * Sm80Config::kHalfBytes + j * (Sm80Config::kMmaN * Sm80Config::kRowBytes);
       ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
                          (b_address ^ k_step * kStepBytes) + place);
     }
@@ -161,15 +161,15 @@ struct Fragments {
 struct Results {
   // The promoted sums of all k-tiles. They are 2^11 times too large, as the lo products are, so
   // that the rounding error of a promotion can be added to these.
-  float sums[Config::kXFragments][Config::kWeightFragments][4] = {};
+  float sums[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
   // The tensor cores add the products of one k-tile to these.
-  float accumulators[Config::kXFragments][Config::kWeightFragments][4] = {};
+  float accumulators[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
 
   // Adds the accumulators of a k-tile to the sums. The rounding error of this addition is the start
   // value of the next k-tile's accumulators; like the lo products, it is 2^11 times too large.
   __device__ void promote(int fragment) {
 #pragma unroll
-    for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
+    for (int j = 0; j < Sm80Config::kWeightFragments * 4; ++j) {
       float& accumulator = accumulators[fragment][j / 4][j % 4];
       float& sum = sums[fragment][j / 4][j % 4];
       const float new_sum = fmaf(accumulator, split::kLoScale, sum);
@@ -180,29 +180,30 @@ struct Results {
 
   // Divides the sums or accumulators of a fragment of x by lo's factor, 2^11. Dividing by a power
   // of two is exact.
-  __device__ static void remove_lo_scale(float (&values)[Config::kWeightFragments][4]) {
+  __device__ static void remove_lo_scale(float (&values)[Sm80Config::kWeightFragments][4]) {
 #pragma unroll
-    for (int j = 0; j < Config::kWeightFragments * 4; ++j) {
+    for (int j = 0; j < Sm80Config::kWeightFragments * 4; ++j) {
       values[j / 4][j % 4] *= 1 / split::kLoScale;
     }
   }
 
   // Adds the lo products of a fragment of x and all fragments of the weight.
-  __device__ void add_lo_products(const Fragments& f, int k_step, int fragment) {
+  __device__ void add_lo_products(const MmaFragments& f, int k_step, int fragment) {
     multiply(f, k_step, fragment, kHi, kLo);
     multiply(f, k_step, fragment, kLo, kHi);
   }
 
   // Adds the hi products of a fragment of x and all fragments of the weight.
-  __device__ void add_hi_products(const Fragments& f, int k_step, int fragment) {
+  __device__ void add_hi_products(const MmaFragments& f, int k_step, int fragment) {
     multiply(f, k_step, fragment, kHi, kHi);
   }
 
  private:
   // Adds the products of hi or lo of a fragment of x and hi or lo of all fragments of the weight.
-  __device__ void multiply(const Fragments& f, int k_step, int fragment, Half half_a, Half half_b) {
+  __device__ void multiply(const MmaFragments& f, int k_step, int fragment, Half half_a,
+                           Half half_b) {
 #pragma unroll
-    for (int j = 0; j < Config::kWeightFragments; ++j) {
+    for (int j = 0; j < Sm80Config::kWeightFragments; ++j) {
       ptx::mma(accumulators[fragment][j], f.a[k_step][fragment][half_a], f.b[k_step][half_b][j]);
     }
   }
@@ -218,9 +219,9 @@ struct Results {
 //
 // "x": each fragment of x is loaded while the one before it is multiplied. The first fragment of
 // k-step 1 is loaded at the end of phase 0, and that of the next k-tile at the end of phase 3.
-__device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragments,
+__device__ __forceinline__ void multiply_k_tile(Copies& copies, MmaFragments& fragments,
                                                 Results& results, uint32_t& stage) {
-  constexpr int kLast = Config::kXFragments - 1;
+  constexpr int kLast = Sm80Config::kXFragments - 1;
 
   // Phase 0: lo of k-step 0.
 #pragma unroll
@@ -252,7 +253,7 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, Fragments& fragm
   // Copies have begun for this stage and the kStages - 2 after it. This waits for all but the last
   // kStages - 3 of them, so the next stage has arrived. After the barrier, no warp still reads the
   // stage before this one, which the copies of phase 3 overwrite.
-  ptx::wait_copies<Config::kStages - 3>();
+  ptx::wait_copies<Sm80Config::kStages - 3>();
   __syncthreads();
   stage = next_stage(stage);
 

@@ -3,8 +3,9 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// Rows and columns are those of out: row m is made from row m of x, and column n from row n of the
-// weight. Eight rows are a row block. (The weight is wgmma's operand A, so rows of out are columns
+// In all files of this folder, a variable m is the number of a row of x, which is a row of out; a
+// variable n is the number of a row of the weight, which is a column of out. `row` alone means the
+// former. Eight rows are a row block. (The weight is wgmma's operand A, so rows of out are columns
 // of wgmma's accumulators.)
 //
 // launch.cuh fills in the arguments, and choose_tiles.h chooses the tiles. All parts of the kernel
@@ -24,7 +25,7 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-struct Config {
+struct Fp16x3Config {
   // ----- The tile: 256 rows of weight, and 176, 160, 128 or 64 rows of x
   //
   // A cluster computes a tile. Each of its two blocks has 128 of the rows of weight, and all of the
@@ -32,8 +33,7 @@ struct Config {
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
-  // of the block's rows of weight, and all of the tile's rows of x. Row n of the weight makes
-  // column n of out, so these are also the numbers of columns.
+  // of the block's rows of weight, and all of the tile's rows of x.
   static constexpr int kWarpWeightRows = 16;
   static constexpr int kBlockWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
   static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
@@ -41,7 +41,7 @@ struct Config {
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are exactly 4
-  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only for K from kLongK on.
+  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only from kInterval128FromK on.
   //   128  For all tiles of a product with few tiles, if this takes less time (choose_tiles.h).
   //    64  The same, for a product with even fewer tiles.
   static constexpr int kLargestRows = 176;
@@ -57,15 +57,11 @@ struct Config {
 
   // ----- The pipeline
   //
-  // A stage holds one k-tile: 32 of K. A row of it is 128 bytes, the widest that TMA swizzles: 32
-  // floats of the weight, or hi and lo of 32 elements of x.
-  static constexpr int kKTileDepth = 32;
-  static constexpr int kRowBytes = 128;
+  // A stage holds one k-tile: 32 of K. A row of it is 32 floats of the weight, or hi and lo of 32
+  // elements of x.
+  static constexpr int kRowBytes = split::kKTileRowBytes;
+  static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kWithLo);
   static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
-  static_assert(kRowBytes == kKTileDepth * 2 * sizeof(__half),
-                "hi and lo of a k-tile of a row of x");
-  static_assert(kKTileDepth == split::k_tile_depth(split::Form::kWithLo),
-                "x is split into these k-tiles");
   // The distance from hi to lo in shared memory: a row of x has 32 hi first, then 32 lo.
   static constexpr int kHiBytes = kKTileDepth * sizeof(__half);
   // wgmma instructions along the K of a k-tile: each takes 16.
@@ -86,13 +82,13 @@ struct Config {
 
   // ----- The promotion interval
   //
-  // Hi products are added to the float32 sums after every 32 of K if K is below kShortK, after
-  // every 64 if it is below kLongK, and after every 128 from there on. (Lo products are always
-  // added up over a k-group: mainloop.cuh.) A short interval is more accurate, because tensor cores
+  // Hi products are added to the float32 sums after every 32 of K. From K = kInterval64FromK on, that
+  // is after every 64, and from kInterval128FromK on after every 128. (Lo products are always added
+  // up over a k-group: mainloop.cuh.) A short interval is more accurate, because tensor cores
   // truncate, but takes more time. Float32 sums of more terms have larger errors, so the error
   // bound grows with K, and a longer K allows a longer interval (docs/SPLIT.md).
-  static constexpr int kShortK = 2048;
-  static constexpr int kLongK = 4096;
+  static constexpr int kInterval64FromK = 2048;
+  static constexpr int kInterval128FromK = 4096;
 
   // ----- Registers of a thread
   //
@@ -114,7 +110,7 @@ struct Config {
   // ----- Numbers of the named barriers; __syncthreads uses 0
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
   // The barrier at which the second consumer warpgroup waits until the first lets it start
-  // (ConsumerWarpgroup::run_mainloop).
+  // (Fp16x3Consumer::run_mainloop).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };
@@ -152,8 +148,8 @@ struct Tiles {
   // Rows of x that TMA loads for every tile: 176 if the tiles may be of 176 and 160 rows. For a
   // tile of 160, the last 16 of them belong to the next tile, and are not multiplied.
   __host__ __device__ int max_rows() const {
-    const bool may_have_largest = other_rows == Config::kLargeRows;
-    return may_have_largest ? Config::kLargestRows : other_rows;
+    const bool may_have_largest = other_rows == Fp16x3Config::kLargeRows;
+    return may_have_largest ? Fp16x3Config::kLargestRows : other_rows;
   }
 
   // Returns how many of the first `places` places of the repeated pattern have a tile of 176. The
@@ -190,20 +186,23 @@ struct Tiles {
     const unsigned largest_before = count_largest(place, largest_in_pattern, pattern_length) -
                                     count_largest(shift, largest_in_pattern, pattern_length);
     const int begin =
-        tile.x_tile * other_rows + largest_before * (Config::kLargestRows - other_rows);
+        tile.x_tile * other_rows + largest_before * (Fp16x3Config::kLargestRows - other_rows);
     const bool is_largest = place % pattern_length < largest_in_pattern;
-    return {begin, is_largest ? Config::kLargestRows : other_rows};
+    return {begin, is_largest ? Fp16x3Config::kLargestRows : other_rows};
   }
 };
 static_assert(Tiles::count_largest(6, 4, 6) - Tiles::count_largest(2, 4, 6) == 2 &&
-                  4 * Config::kLargeRows + 2 * (Config::kLargestRows - Config::kLargeRows) == 672,
+                  4 * Fp16x3Config::kLargeRows +
+                          2 * (Fp16x3Config::kLargestRows - Fp16x3Config::kLargeRows) ==
+                      672,
               "the example of rows_of: two tiles of 176 at places 2 to 5, rows from 672 on");
 
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
 // for the partial sums of one tile, and stores no more.
 struct PartialSums {
   // [block of the cluster][row block][consumer thread]: four sums
-  using Sums = float4[BlockConfig::kClusterSize][Config::kSums / 4][BlockConfig::kConsumerThreads];
+  using Sums =
+      float4[BlockConfig::kClusterSize][Fp16x3Config::kSums / 4][BlockConfig::kConsumerThreads];
   // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
   using Flags = unsigned[BlockConfig::kClusterSize][BlockConfig::kConsumerWarps];
 
@@ -216,7 +215,7 @@ struct PartialSums {
 // sums of such a row are infinite or NaN, so the epilogue marks it as kOverflowed. The second
 // launch scales the marked rows by their largest elements, and computes all tiles with such rows
 // again. Usually no row is marked, and the second launch ends at once.
-struct Arguments {
+struct Fp16x3Arguments {
   Epilogue<float> epilogue;
   split::ScaledMatrix x;       // split into hi and lo
   split::ScaledMatrix weight;  // without hi and lo: the consumers split it in registers
@@ -234,50 +233,49 @@ struct Arguments {
 // A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
 // multiply the tile.
 struct EpilogueInputs {
-  int x_exponent[Config::kLargestRows];
+  int x_exponent[Fp16x3Config::kLargestRows];
   struct alignas(8) Column {
     int exponent;
     float bias;
-  } columns[Config::kBlockWeightRows];
-  int first_row;     // the tile's first row
-  int end_row;       // one past the tile's last row that exists
-  int first_column;  // the block's first column
+  } columns[Fp16x3Config::kBlockWeightRows];
+  int first_m;       // the tile's first row of x
+  int end_m;         // one past the tile's last row of x that exists
+  int first_n;       // the block's first row of weight
   int tile_is_fast;  // 1 if the tile may take the fast epilogue
 };
 
 // A block's shared memory.
-struct SharedMemory {
-  uint8_t x[Config::kStages][Config::kXBytes];
-  uint8_t weight[Config::kStages][Config::kWeightBytes];
+struct Fp16x3SharedMemory {
+  uint8_t x[Fp16x3Config::kStages][Fp16x3Config::kXBytes];
+  uint8_t weight[Fp16x3Config::kStages][Fp16x3Config::kWeightBytes];
   // A subtile of each thread's sums, in the general epilogue.
-  float4 staging[BlockConfig::kConsumerWarpgroups][Config::kSubtileRowBlocks]
+  float4 staging[BlockConfig::kConsumerWarpgroups][Fp16x3Config::kSubtileRowBlocks]
                 [BlockConfig::kWarpgroupThreads];
   EpilogueInputs epilogue_inputs[2];  // this work tile's, and the next one's
-  Barriers<Config::kStages> barriers;
+  Barriers<Fp16x3Config::kStages> barriers;
 };
-static_assert(sizeof(SharedMemory) <= 227 * 1024, "a block has no more shared memory");
-static_assert(Config::kXBytes % 1024 == 0 && Config::kWeightBytes % 1024 == 0,
+static_assert(sizeof(Fp16x3SharedMemory) <= 227 * 1024, "a block has no more shared memory");
+static_assert(Fp16x3Config::kXBytes % 1024 == 0 && Fp16x3Config::kWeightBytes % 1024 == 0,
               "the 128-byte swizzle repeats every 1024 bytes, so k-tiles begin at multiples of it");
 
 // ----- the work tiles of a launch
 
-// Returns the first row of the weight that a block multiplies for a tile, which is also the number
-// of its first column of out. `rank` is the block's number in its cluster.
-__device__ inline int first_weight_row(const Tile& tile, int rank) {
-  return (tile.weight_tile * BlockConfig::kClusterSize + rank) * Config::kBlockWeightRows;
+// Returns the first row of the weight that a block multiplies for a tile. `rank` is the block's
+// number in its cluster.
+__device__ inline int first_n_of_block(const Tile& tile, int rank) {
+  return (tile.weight_tile * BlockConfig::kClusterSize + rank) * Fp16x3Config::kBlockWeightRows;
 }
 
 // Returns whether this launch computes the tiles of a weight tile. The first launch computes all;
 // the second launch those in which a row of the weight is not kExact. All lanes of a warp call it.
 // All warps of all clusters get the same answer, whenever they ask: in the second launch, the state
 // of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
-__device__ inline bool computes_weight_tile(const Arguments& args, int weight_tile) {
+__device__ inline bool computes_weight_tile(const Fp16x3Arguments& args, int weight_tile) {
   if (!args.is_second_launch) return true;
   bool has_inexact = false;
-  for (int i = threadIdx.x % 32; i < Config::kTileWeightRows; i += 32) {
-    const int weight_row = weight_tile * Config::kTileWeightRows + i;
-    has_inexact |=
-        weight_row < args.epilogue.n && __ldcg(args.weight.row_state + weight_row) != split::kExact;
+  for (int i = threadIdx.x % 32; i < Fp16x3Config::kTileWeightRows; i += 32) {
+    const int n = weight_tile * Fp16x3Config::kTileWeightRows + i;
+    has_inexact |= n < args.epilogue.n && __ldcg(args.weight.row_state + n) != split::kExact;
   }
   return ptx::uniform(__any_sync(0xffffffff, has_inexact)) != 0;
 }
@@ -286,7 +284,7 @@ __device__ inline bool computes_weight_tile(const Arguments& args, int weight_ti
 // of the schedule. All lanes of a warp call it. With kIsUniform, the compiler sees that all of them
 // get the same work tiles.
 template <bool kIsUniform = false, typename Body>
-__device__ __forceinline__ void for_each_work_tile(const Arguments& args, const Body& body) {
+__device__ __forceinline__ void for_each_work_tile(const Fp16x3Arguments& args, const Body& body) {
   for (int i = 0;; ++i) {
     const WorkTile work =
         kIsUniform ? args.schedule.uniform_work_tile(i) : args.schedule.work_tile(i);

@@ -26,7 +26,7 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // Returns the tiles that cover x [m, k] and weight [n, k] if a tile has `rows` rows of x.
 inline TileOrder cover_with_tiles(int64_t m, int64_t n, int rows) {
-  return {blocks_of(m, rows), blocks_of(n, Config::kTileWeightRows)};
+  return {blocks_of(m, rows), blocks_of(n, Fp16x3Config::kTileWeightRows)};
 }
 
 // The estimated time of the last wave, which has `tiles` tiles, fewer than there are clusters. The
@@ -60,13 +60,13 @@ inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int 
 
 // Returns how many of the x_tiles tiles along M have 176 rows if the others have 160: as few as
 // cover M. In units of 16 rows, a tile of 160 has 10 and one of 176 has 11. Example: M = 1024 is 64
-// units. Six tiles of 160 have 60, so 4 of the 6 have 176. For K below kLongK all have 176, as the
-// kernels for these K have no code for tiles of 160.
+// units. Six tiles of 160 have 60, so 4 of the 6 have 176. For K below kInterval128FromK all have
+// 176, as the kernels for these K have no code for tiles of 160.
 inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
-  constexpr int kUnit = Config::kLargestRows - Config::kLargeRows;
-  constexpr int kUnitsOfLarge = Config::kLargeRows / kUnit;
-  static_assert(Config::kLargeRows % kUnit == 0, "a tile of 160 rows is whole units");
-  if (k < Config::kLongK) return x_tiles;
+  constexpr int kUnit = Fp16x3Config::kLargestRows - Fp16x3Config::kLargeRows;
+  constexpr int kUnitsOfLarge = Fp16x3Config::kLargeRows / kUnit;
+  static_assert(Fp16x3Config::kLargeRows % kUnit == 0, "a tile of 160 rows is whole units");
+  if (k < Fp16x3Config::kInterval128FromK) return x_tiles;
   return std::clamp(blocks_of(m, kUnit) - x_tiles * kUnitsOfLarge, 0, x_tiles);
 }
 
@@ -74,16 +74,17 @@ inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
 // once: tiles of 176 rows mixed with tiles of 160, or tiles of 128 or of 64 rows if these take less
 // time.
 inline Tiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
-  const int k_groups = Config::k_groups(k);
+  const int k_groups = Fp16x3Config::k_groups(k);
 
-  const TileOrder mixed = cover_with_tiles(m, n, Config::kLargestRows);
+  const TileOrder mixed = cover_with_tiles(m, n, Fp16x3Config::kLargestRows);
   const int largest_x_tiles = count_largest_x_tiles(m, k, mixed.x_tiles);
-  const int mean_rows = Config::kLargeRows + (Config::kLargestRows - Config::kLargeRows) *
-                                                 largest_x_tiles / mixed.x_tiles;
-  Tiles best{mixed, largest_x_tiles, /*other_rows=*/Config::kLargeRows};
+  const int mean_rows =
+      Fp16x3Config::kLargeRows +
+      (Fp16x3Config::kLargestRows - Fp16x3Config::kLargeRows) * largest_x_tiles / mixed.x_tiles;
+  Tiles best{mixed, largest_x_tiles, /*other_rows=*/Fp16x3Config::kLargeRows};
   double best_time = estimate_time(mixed, mean_rows, k_groups, clusters);
 
-  for (const int rows : {Config::kMediumRows, Config::kSmallRows}) {
+  for (const int rows : {Fp16x3Config::kMediumRows, Fp16x3Config::kSmallRows}) {
     const TileOrder tiles = cover_with_tiles(m, n, rows);
     const double time = estimate_time(tiles, rows, k_groups, clusters);
     if (time < best_time) {

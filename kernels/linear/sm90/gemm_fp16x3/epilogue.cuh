@@ -6,8 +6,9 @@
 //   out  = relu(z) / divisor             [M, N]
 //   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
 //
-// Here `row` and `column` are numbers in out: the mainloop's row n of the weight is column n.
-// `block_column` is the number of a column in the block's 128.
+// A variable m is a row of out, and n is a column of out: the mainloop's row m of x and row n of
+// the weight. m_in_tile is counted from the tile's first row, and n_in_block from the first of the
+// block's 128 columns.
 //
 // ----- Which thread holds which sums
 //
@@ -49,12 +50,12 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // Stores the sums of a work tile, which has `rows` rows of x, for the cluster that finishes the
 // tile. The consumer warps call it.
-__device__ inline void store_partial_sums(const Arguments& args, int rows,
-                                          const float (&sums)[Config::kSums]) {
+__device__ inline void store_partial_sums(const Fp16x3Arguments& args, int rows,
+                                          const float (&sums)[Fp16x3Config::kSums]) {
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
   const int rank = ptx::cluster_ctarank();
 #pragma unroll
-  for (int j = 0; j < Config::kSums / 4; ++j) {
+  for (int j = 0; j < Fp16x3Config::kSums / 4; ++j) {
     if (8 * j == rows) break;
     const float* const sum = sums + 4 * j;
     args.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -70,8 +71,8 @@ __device__ inline void store_partial_sums(const Arguments& args, int rows,
 // cluster that finishes the tile call it. The other clusters have the numbers just below this
 // cluster's. A warp spins until the warp of the same number in each of them has stored its sums.
 // stream_k.cuh says why no cluster waits forever.
-__device__ inline void add_partial_sums(const Arguments& args, int tile, int rows,
-                                        float (&sums)[Config::kSums]) {
+__device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, int rows,
+                                        float (&sums)[Fp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
   const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
 #pragma unroll 1
@@ -84,7 +85,7 @@ __device__ inline void add_partial_sums(const Arguments& args, int tile, int row
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll
-    for (int j = 0; j < Config::kSums / 4; ++j) {
+    for (int j = 0; j < Fp16x3Config::kSums / 4; ++j) {
       if (8 * j == rows) break;
       const float4 partial = __ldcg(&args.partials.sums[other_cluster][rank][j][threadIdx.x]);
       float* const sum = sums + 4 * j;
@@ -107,20 +108,21 @@ __device__ inline void add_partial_sums(const Arguments& args, int tile, int row
 // in turn, so for racecheck there is one barrier for all.
 #ifdef KERNELS_RACECHECK
 __device__ inline void sync_with_loader(int) {
-  ptx::barrier_sync(Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
+  ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
 }
 
 __device__ inline void sync_with_consumers() {
-  ptx::barrier_sync(Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
+  ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
 }
 #else
 __device__ inline void sync_with_loader(int warpgroup) {
-  ptx::barrier_sync(Config::kFirstEpilogueBarrier + warpgroup, BlockConfig::kWarpgroupThreads + 32);
+  ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier + warpgroup,
+                    BlockConfig::kWarpgroupThreads + 32);
 }
 
 __device__ inline void sync_with_consumers() {
   for (int w = 0; w < BlockConfig::kConsumerWarpgroups; ++w) {
-    ptx::barrier_sync(Config::kFirstEpilogueBarrier + w, BlockConfig::kWarpgroupThreads + 32);
+    ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier + w, BlockConfig::kWarpgroupThreads + 32);
   }
 }
 #endif
@@ -128,39 +130,40 @@ __device__ inline void sync_with_consumers() {
 // The loader warp: loads the inputs of one work tile after the other, into two buffers in turn.
 // While the consumers read one buffer, it fills the other. It also reports whether a row of x holds
 // infinity or NaN.
-__device__ inline void load_epilogue_inputs(const Arguments& args, EpilogueInputs (&buffers)[2]) {
+__device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
+                                            EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
   int work_tiles = 0;  // loaded so far; odd and even ones use different buffers
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
     EpilogueInputs& inputs = buffers[work_tiles % 2];
     const Tiles::RowRange rows = args.tiles.rows_of(tile);
-    const int end_row = min(rows.begin + rows.size, args.epilogue.m);
-    const int first_column = first_weight_row(tile, ptx::cluster_ctarank());
+    const int end_m = min(rows.begin + rows.size, args.epilogue.m);
+    const int first_n = first_n_of_block(tile, ptx::cluster_ctarank());
     // True as long as the fast epilogue supports the rows and columns that this lane loads.
     bool lane_is_fast = args.epilogue.call_is_fast;
     bool has_nonfinite = false;
-    for (int i = lane; i < Config::kLargestRows; i += 32) {
-      const int row = rows.begin + i;
-      const int exponent = row < end_row ? __ldg(args.x.exponent + row) : 0;
-      has_nonfinite |= row < end_row && __ldg(args.x.row_state + row) == split::kNonfinite;
+    for (int i = lane; i < Fp16x3Config::kLargestRows; i += 32) {
+      const int m = rows.begin + i;
+      const int exponent = m < end_m ? __ldg(args.x.exponent + m) : 0;
+      has_nonfinite |= m < end_m && __ldg(args.x.row_state + m) == split::kNonfinite;
       lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
-    for (int i = lane; i < Config::kBlockWeightRows; i += 32) {
-      const int column = first_column + i;
+    for (int i = lane; i < Fp16x3Config::kBlockWeightRows; i += 32) {
+      const int n = first_n + i;
       // Not __ldg: the second launch has written some exponents of the weight in this kernel.
-      const int exponent = column < args.epilogue.n ? __ldcg(args.weight.exponent + column) : 0;
+      const int exponent = n < args.epilogue.n ? __ldcg(args.weight.exponent + n) : 0;
       lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
-      const bool has_bias = column < args.epilogue.n && args.epilogue.bias != nullptr;
-      const float bias = has_bias ? __ldg(args.epilogue.bias + column) : 0.0f;
+      const bool has_bias = n < args.epilogue.n && args.epilogue.bias != nullptr;
+      const float bias = has_bias ? __ldg(args.epilogue.bias + n) : 0.0f;
       inputs.columns[i] = {exponent, bias};
     }
     const bool tile_is_fast = __all_sync(0xffffffff, lane_is_fast);
     if (has_nonfinite) *args.has_nonfinite = 1;
     if (lane == 0) {
-      inputs.first_row = rows.begin;
-      inputs.end_row = end_row;
-      inputs.first_column = first_column;
+      inputs.first_m = rows.begin;
+      inputs.end_m = end_m;
+      inputs.first_n = first_n;
       inputs.tile_is_fast = tile_is_fast;
     }
     sync_with_consumers();
@@ -179,31 +182,14 @@ static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &
                   weight_row_at_operand_row(1) == weight_row_at_operand_row(0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
-// Marks a column of out in which a sum is not finite, so that the second launch computes it again.
-// The column's row of the weight has scaled elements that overflowed fp16, or infinity or NaN. (x
-// cannot be the cause: its rows with infinity or NaN were split as zeros.)
-__device__ inline void mark_overflow(const Arguments& args, int column) {
-  if (args.is_second_launch || column >= args.epilogue.n) return;
-  const int weight_row = column;
-  args.weight.row_state[weight_row] = split::kOverflowed;
+// A sum of column n is not finite: marks row n of the weight, so that the second launch computes
+// the column again. The row has scaled elements that overflowed fp16, or infinity or NaN. (x cannot
+// be the cause: its rows with infinity or NaN were split as zeros.)
+__device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
+  if (args.is_second_launch || n >= args.epilogue.n) return;
+  args.weight.row_state[n] = split::kOverflowed;
   *args.has_overflowed = 1;
 }
-
-// A pair of row blocks, j = 2 * pair and j + 1, has four of the thread's rows:
-//
-//   r                  0         1             2             3
-//   row of the tile    8j + 2c   8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
-//   offset_of_row(r)   0         1             8             9
-__host__ __device__ constexpr int offset_of_row(int r) { return r / 2 * 8 + r % 2; }
-
-// Returns the index in `sums` of row r of a pair, in the thread's column i, 0 or 1.
-__host__ __device__ constexpr int sum_index(int pair, int r, int i) {
-  const int row_block = 2 * pair + r / 2;
-  const int row_of_two = r % 2;
-  return 4 * row_block + 2 * i + row_of_two;
-}
-static_assert(offset_of_row(3) == 9 && sum_index(1, 3, 0) == 4 * 3 + 1,
-              "row 3 of pair 1 is the second row of row block 3, 9 after the pair's first row");
 
 // Combines the bits of the mask of a pair of row blocks, j and j + 1. All lanes of a warp call it.
 //
@@ -214,7 +200,7 @@ static_assert(offset_of_row(3) == 9 && sum_index(1, 3, 0) == 4 * 3 + 1,
 // stores one byte. A digit below is the bit of the column with this number:
 //
 //                        byte 0      byte 1        byte 2        byte 3
-//   row of x             8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
+//   row of the tile      8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
 //   lane c       has     ......10    ......10      ......10      ......10
 //   lane c + 8   has     ....32..    ....32..      ....32..      ....32..
 //   lane c + 4   has     ..54....    ..54....      ..54....      ..54....
@@ -228,16 +214,16 @@ __device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
 }
 
 // Stores the mask's bytes of a pair of row blocks, of which this lane stores one. `bits` are the
-// lane's own. `row` is the first of the thread's rows in the pair, and `column` its first column.
-__device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue, int end_row,
-                                                int row, int column, uint32_t bits) {
+// lane's own. m is the first of the thread's rows in the pair, and n its first column.
+__device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue, int end_m, int m,
+                                                int n, uint32_t bits) {
   const uint32_t bytes = combine_mask_bytes(bits);
   const int byte = threadIdx.x / 4 % 4;  // the one that this lane stores
-  const int byte_row = row + offset_of_row(byte);
-  const int first_column_of_byte = column / 8 * 8;
-  const bool byte_exists = byte_row < end_row && first_column_of_byte < epilogue.n;
+  const int m_of_byte = m + byte / 2 * 8 + byte % 2;
+  const int first_n_of_byte = n / 8 * 8;
+  const bool byte_exists = m_of_byte < end_m && first_n_of_byte < epilogue.n;
   if (byte_exists) {
-    *epilogue.mask_at(byte_row, column) = static_cast<uint8_t>(bytes >> (8 * byte));
+    *epilogue.mask_at(m_of_byte, n) = static_cast<uint8_t>(bytes >> (8 * byte));
   }
 }
 
@@ -249,10 +235,10 @@ struct TwoColumns {
   float bias[2];
   float largest[2] = {};  // the largest magnitude of each column's sums so far, or NaN
 
-  __device__ TwoColumns(const EpilogueInputs& inputs, int block_column, bool exist)
-      : exist(exist), first_bit(block_column % 8) {
-    const EpilogueInputs::Column columns[2] = {inputs.columns[block_column],
-                                               inputs.columns[block_column + 1]};
+  __device__ TwoColumns(const EpilogueInputs& inputs, int n_in_block, bool exist)
+      : exist(exist), first_bit(n_in_block % 8) {
+    const EpilogueInputs::Column columns[2] = {inputs.columns[n_in_block],
+                                               inputs.columns[n_in_block + 1]};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       weight_unscale[i] = split::power_of_two(-columns[i].exponent);
@@ -260,11 +246,11 @@ struct TwoColumns {
     }
   }
 
-  // Makes the results of row r of a pair from the row's two sums. With kMask, also sets their bits
-  // of the mask in byte r of *bits.
+  // Makes the results of a row from the row's two sums. With kMask, also sets their bits of the
+  // mask in this byte of *bits.
   template <bool kMask>
   __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue,
-                                                 const float (&sum)[2], float x_unscale, int r,
+                                                 const float (&sum)[2], float x_unscale, int byte,
                                                  uint32_t* bits) {
     float out[2];
 #pragma unroll
@@ -274,7 +260,7 @@ struct TwoColumns {
       const float z = fmaf(sum[i], x_unscale * weight_unscale[i], bias[i]);
       if constexpr (kMask) {
         const bool passes = exist && mask_bit(z);
-        *bits |= (passes ? 1u : 0u) << (8 * r + first_bit + i);
+        *bits |= (passes ? 1u : 0u) << (8 * byte + first_bit + i);
       }
       out[i] = epilogue.finish_fast(z);
     }
@@ -282,45 +268,51 @@ struct TwoColumns {
   }
 };
 
-// The fast epilogue. The thread stores two columns, block_column and the next one, of all its rows.
-// It takes two row blocks at a time, which are four of its rows.
+// The fast epilogue. The thread stores two columns, n_in_block and the next one, of all its rows.
+// It takes a pair of row blocks at a time. These have four of its rows: two in each row block.
 template <bool kMask>
-__device__ void run_fast_epilogue(const Arguments& args, const EpilogueInputs& inputs,
-                                  int block_column, const float (&sums)[Config::kSums]) {
+__device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInputs& inputs,
+                                  int n_in_block, const float (&sums)[Fp16x3Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
-  const int column = inputs.first_column + block_column;
-  const bool exists = column < epilogue.n;  // and so does column + 1, as N is even
+  const int n = inputs.first_n + n_in_block;
+  const bool exists = n < epilogue.n;  // and so does n + 1, as N is even
   // With a mask, lanes without columns stay, for the exchange.
   if (!kMask && !exists) return;
-  TwoColumns columns(inputs, block_column, exists);
-  const int lane_row = threadIdx.x % 4 * 2;  // 2 * c
-  // Row 0 of a pair's four, in out.
-  float* target = epilogue.out_at(inputs.first_row + lane_row, column);
+  TwoColumns columns(inputs, n_in_block, exists);
+  const int first_in_row_block = threadIdx.x % 4 * 2;  // 2 * c: the thread's first row in each
+  // The first of the thread's four rows of a pair, in out.
+  float* target = epilogue.out_at(inputs.first_m + first_in_row_block, n);
 #pragma unroll
-  for (int pair = 0; pair < Config::kSums / 8; ++pair) {
-    const int first_row_of_pair = inputs.first_row + 16 * pair;
-    if (first_row_of_pair >= inputs.end_row) break;
-    uint32_t bits = 0;  // the thread's bits of the mask: byte r has row r's (combine_mask_bytes)
+  for (int pair = 0; pair < Fp16x3Config::kSums / 8; ++pair) {
+    const int first_m_of_pair = inputs.first_m + 16 * pair;
+    if (first_m_of_pair >= inputs.end_m) break;
+    uint32_t bits = 0;  // the thread's bits of the mask, a byte for each row (combine_mask_bytes)
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {  // the thread's rows
-      const int row_of_tile = 16 * pair + lane_row + offset_of_row(r);
-      const float x_unscale = split::power_of_two(-inputs.x_exponent[row_of_tile]);
-      const float sum[2] = {sums[sum_index(pair, r, 0)], sums[sum_index(pair, r, 1)]};
-      const float2 results = columns.make_results<kMask>(epilogue, sum, x_unscale, r, &bits);
-      if (exists && inputs.first_row + row_of_tile < inputs.end_row) {
-        const int64_t offset = offset_of_row(r) * static_cast<int64_t>(epilogue.n);
-        *reinterpret_cast<float2*>(target + offset) = results;
+    for (int row_block = 0; row_block < 2; ++row_block) {
+      const float* const sums_of_block = sums + 4 * (2 * pair + row_block);
+#pragma unroll
+      for (int row_of_two = 0; row_of_two < 2; ++row_of_two) {
+        const int row_of_pair = 8 * row_block + row_of_two;  // from the thread's first one
+        const int m_in_tile = 16 * pair + first_in_row_block + row_of_pair;
+        const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
+        const float sum[2] = {sums_of_block[row_of_two], sums_of_block[2 + row_of_two]};
+        const float2 results = columns.make_results<kMask>(
+            epilogue, sum, x_unscale, /*byte=*/2 * row_block + row_of_two, &bits);
+        if (exists && inputs.first_m + m_in_tile < inputs.end_m) {
+          const int64_t offset = row_of_pair * static_cast<int64_t>(epilogue.n);
+          *reinterpret_cast<float2*>(target + offset) = results;
+        }
       }
     }
     target += 16 * static_cast<int64_t>(epilogue.n);
     if constexpr (kMask) {
-      store_mask_byte(epilogue, inputs.end_row, first_row_of_pair + lane_row, column, bits);
+      store_mask_byte(epilogue, inputs.end_m, first_m_of_pair + first_in_row_block, n, bits);
     }
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool is_finite = columns.largest[i] < INFINITY;  // false for NaN, too
-    if (!is_finite) mark_overflow(args, column + i);
+    if (!is_finite) mark_overflow(args, n + i);
   }
 }
 
@@ -346,61 +338,61 @@ __device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_secon
   received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
 }
 
-// The general epilogue. It stores four neighbouring columns of a row at once, from block_column on.
+// The general epilogue. It stores four neighbouring columns of a row at once, from n_in_block on.
 //
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
 __device__ __forceinline__ void run_general_epilogue(
-    const Arguments& args, const EpilogueInputs& inputs, int block_column,
-    float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
-    const float (&sums)[Config::kSums]) {
+    const Fp16x3Arguments& args, const EpilogueInputs& inputs, int n_in_block,
+    float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
+    const float (&sums)[Fp16x3Config::kSums]) {
   const int lane = threadIdx.x % 32;
   const bool has_second_row = (lane & kLaneBitOfTwoColumns) != 0;
   const int row_in_row_block = 2 * (lane % 4) + (has_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
-  for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
-    const int first_row_of_subtile = subtile * Config::kSubtileRows;  // in the tile
-    if (inputs.first_row + first_row_of_subtile >= inputs.end_row) break;
-    copy_any_subtile<0, Config::kSubtiles, Config::kSubtileRowBlocks,
+  for (int subtile = 0; subtile < Fp16x3Config::kSubtiles; ++subtile) {
+    const int first_m_in_tile = subtile * Fp16x3Config::kSubtileRows;
+    if (inputs.first_m + first_m_in_tile >= inputs.end_m) break;
+    copy_any_subtile<0, Fp16x3Config::kSubtiles, Fp16x3Config::kSubtileRowBlocks,
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
-    for (int j = 0; j < Config::kSubtileRowBlocks; ++j) {
+    for (int j = 0; j < Fp16x3Config::kSubtileRowBlocks; ++j) {
       float kept[2];
       float received[2];
       exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], has_second_row, kept, received);
-      const int row_of_tile = first_row_of_subtile + 8 * j + row_in_row_block;
+      const int m_in_tile = first_m_in_tile + 8 * j + row_in_row_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const EpilogueInputs::Column column = inputs.columns[block_column + i];
+        const EpilogueInputs::Column column = inputs.columns[n_in_block + i];
         const bool is_own_column = has_second_row ? i >= 2 : i < 2;
         const float sum = is_own_column ? kept[i % 2] : received[i % 2];
-        if (!isfinite(sum)) mark_overflow(args, inputs.first_column + block_column + i);
-        const int exponent = inputs.x_exponent[row_of_tile] + column.exponent;
+        if (!isfinite(sum)) mark_overflow(args, inputs.first_n + n_in_block + i);
+        const int exponent = inputs.x_exponent[m_in_tile] + column.exponent;
         z[i] = split::unscale(sum, exponent) + column.bias;
       }
-      const int row = inputs.first_row + row_of_tile;
-      store_four_results<kLaneBitOfFourColumns>(args.epilogue, row < inputs.end_row, row,
-                                                inputs.first_column + block_column, z);
+      const int m = inputs.first_m + m_in_tile;
+      store_four_results<kLaneBitOfFourColumns>(args.epilogue, m < inputs.end_m, m,
+                                                inputs.first_n + n_in_block, z);
     }
   }
 }
 
 // The epilogue of a tile: the fast one if the tile may take it, or else the general one.
-// `block_column` is the first of the thread's two columns.
+// n_in_block is the first of the thread's two columns.
 __device__ inline void run_epilogue(
-    const Arguments& args, const EpilogueInputs& inputs, int block_column,
-    float4 (&staging)[Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
-    const float (&sums)[Config::kSums]) {
+    const Fp16x3Arguments& args, const EpilogueInputs& inputs, int n_in_block,
+    float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
+    const float (&sums)[Fp16x3Config::kSums]) {
   if (!inputs.tile_is_fast) {
-    const int first_of_four = block_column / 4 * 4;
+    const int first_of_four = n_in_block / 4 * 4;
     run_general_epilogue(args, inputs, first_of_four, staging, sums);
   } else if (args.epilogue.mask == nullptr) {
-    run_fast_epilogue<false>(args, inputs, block_column, sums);
+    run_fast_epilogue<false>(args, inputs, n_in_block, sums);
   } else {
-    run_fast_epilogue<true>(args, inputs, block_column, sums);
+    run_fast_epilogue<true>(args, inputs, n_in_block, sums);
   }
 }
 

@@ -92,37 +92,36 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // Loads the scales of the lane's two rows of the weight, among the 16 of its warp. Rows past N get
 // the scale of the last one.
-__device__ __forceinline__ void load_weight_scales(const Arguments& args, int first_row_of_warp,
+__device__ __forceinline__ void load_weight_scales(const Fp16x3Arguments& args, int first_n_of_warp,
                                                    int g, float (&weight_scale)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int weight_row =
-        min(first_row_of_warp + weight_row_at_operand_row(g + 8 * r), args.epilogue.n - 1);
-    weight_scale[r] = split::power_of_two(__ldcg(args.weight.exponent + weight_row));
+    const int n = min(first_n_of_warp + weight_row_at_operand_row(g + 8 * r), args.epilogue.n - 1);
+    weight_scale[r] = split::power_of_two(__ldcg(args.weight.exponent + n));
   }
 }
 
 // A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
 // other.
 template <int kPromotionInterval>
-__device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t shared_base,
-                                             SharedMemory& shared, int warpgroup) {
+__device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32_t shared_base,
+                                             Fp16x3SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
-  // The warp's first row of the weight, and the thread's, counted from the block's first row.
-  const int warp_row = threadIdx.x / 32 * Config::kWarpWeightRows;
-  const int thread_row = warp_row + weight_row_at_operand_row(g);
-  ConsumerWarpgroup<kPromotionInterval> consumer(shared_base, lane, thread_row);
-  PipelineState<Config::kStages> state;
+  // The first row of the weight of the warp and of the thread, counted from the block's first.
+  const int warp_n_in_block = threadIdx.x / 32 * Fp16x3Config::kWarpWeightRows;
+  const int n_in_block = warp_n_in_block + weight_row_at_operand_row(g);
+  Fp16x3Consumer<kPromotionInterval> consumer(shared_base, lane, n_in_block);
+  PipelineState<Fp16x3Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   for_each_work_tile</*kIsUniform=*/true>(args, [&](const WorkTile& work, const Tile& tile) {
-    load_weight_scales(args, first_weight_row(tile, ptx::cluster_ctarank()) + warp_row, g,
+    load_weight_scales(args, first_n_of_block(tile, ptx::cluster_ctarank()) + warp_n_in_block, g,
                        consumer.weight_scale);
 
     // Mainloop.
     consumer.clear();
     if (warpgroup == 1) {
-      ptx::barrier_sync(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
+      ptx::barrier_sync(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }
     const int rows = args.tiles.rows_of(tile).size;
     const bool lets_second_start = warpgroup == 0;
@@ -135,7 +134,7 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
     } else {
       const bool is_shared = work.begin > 0;
       if (is_shared) add_partial_sums(args, work.tile, rows, consumer.sums);
-      run_epilogue(args, shared.epilogue_inputs[work_tiles % 2], /*block_column=*/thread_row,
+      run_epilogue(args, shared.epilogue_inputs[work_tiles % 2], n_in_block,
                    shared.staging[warpgroup], consumer.sums);
     }
     ++work_tiles;
@@ -144,18 +143,18 @@ __device__ __forceinline__ void run_consumer(const Arguments& args, uint32_t sha
 
 // ----- the kernel
 
-// Chooses a new exponent for a row of the weight, by its largest element. If that is infinity or
+// Chooses a new exponent for row n of the weight, by its largest element. If that is infinity or
 // NaN, marks the row as kNonfinite: nonfinite.cuh's kernel, after this one, computes its results.
 // All lanes of a warp call it.
-__device__ inline void rescale_row(const Arguments& args, int weight_row) {
-  const float* const elements = args.weight.source + weight_row * args.weight.row_stride;
+__device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
+  const float* const elements = args.weight.source + n * args.weight.row_stride;
   const float largest = largest_of_row(elements, args.k, /*stride=*/1);
   if (threadIdx.x % 32 != 0) return;
   const bool is_finite = largest < INFINITY;
   const int needed = split::kTopExponent - ilogbf(largest);
-  args.weight.exponent[weight_row] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
+  args.weight.exponent[n] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
   if (!is_finite) {
-    args.weight.row_state[weight_row] = split::kNonfinite;
+    args.weight.row_state[n] = split::kNonfinite;
     *args.has_nonfinite = 1;
   }
 }
@@ -163,15 +162,15 @@ __device__ inline void rescale_row(const Arguments& args, int weight_row) {
 // Prepares the second launch: rescales the rows of weight that overflowed fp16. All warps of a
 // block call it, and a warp takes a row at a time. Each block rescales all rows that it multiplies.
 // Blocks of other clusters may rescale the same rows, and write the same values.
-__device__ inline void rescale_overflowed_rows(const Arguments& args) {
+__device__ inline void rescale_overflowed_rows(const Fp16x3Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
-    const int first_row = first_weight_row(tile, ptx::cluster_ctarank());
-    for (int i = threadIdx.x / 32; i < Config::kBlockWeightRows; i += kWarps) {
-      const int weight_row = first_row + i;
-      const bool has_overflowed = weight_row < args.epilogue.n &&
-                                  __ldcg(args.weight.row_state + weight_row) == split::kOverflowed;
-      if (has_overflowed) rescale_row(args, weight_row);
+    const int first_n = first_n_of_block(tile, ptx::cluster_ctarank());
+    for (int i = threadIdx.x / 32; i < Fp16x3Config::kBlockWeightRows; i += kWarps) {
+      const int n = first_n + i;
+      const bool has_overflowed =
+          n < args.epilogue.n && __ldcg(args.weight.row_state + n) == split::kOverflowed;
+      if (has_overflowed) rescale_row(args, n);
     }
   });
   __syncthreads();
@@ -183,10 +182,10 @@ template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_fp16x3_sm90_kernel(const __grid_constant__ CUtensorMap x_map,
                             const __grid_constant__ CUtensorMap weight_map,
-                            const __grid_constant__ Arguments args) {
+                            const __grid_constant__ Fp16x3Arguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  SharedMemory& shared = *reinterpret_cast<SharedMemory*>(dynamic_memory);
+  Fp16x3SharedMemory& shared = *reinterpret_cast<Fp16x3SharedMemory*>(dynamic_memory);
   const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   // ptx::uniform shows the compiler that all lanes have the same value, so that its code is faster.
   const int warpgroup = ptx::uniform(threadIdx.x / BlockConfig::kWarpgroupThreads);
@@ -201,19 +200,19 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory, barriers.full),
-                                 shared_base + offsetof(SharedMemory, barriers.empty));
+  init_barriers<Fp16x3Config::kStages>(shared_base + offsetof(Fp16x3SharedMemory, barriers.full),
+                                       shared_base + offsetof(Fp16x3SharedMemory, barriers.empty));
   wait_for_previous_kernel();
   if (args.is_second_launch) rescale_overflowed_rows(args);
   const bool is_producer = warpgroup == BlockConfig::kConsumerWarpgroups;
   if (is_producer) {
-    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    ptx::setmaxnreg_dec<Fp16x3Config::kProducerRegisters>();
     const int warp = threadIdx.x / 32 - BlockConfig::kConsumerWarps;
     if (warp == 0) run_producer(shared_base, x_map, weight_map, args);
     if (warp == 1) load_epilogue_inputs(args, shared.epilogue_inputs);
     // Warps 2 and 3 have nothing to do.
   } else {
-    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Fp16x3Config::kConsumerRegisters>();
     run_consumer<kPromotionInterval>(args, shared_base, shared, warpgroup);
   }
   // A block must not end while the other one may still copy to its memory or arrive at its

@@ -18,9 +18,6 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-static_assert(TmaConfig::kBoxRowBytes == Config::kRowBytes,
-              "a row of a box is a k-tile of a row of an operand");
-
 // The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
 //
 //   slice                type      shape                  used by                   cleared
@@ -38,7 +35,7 @@ static_assert(TmaConfig::kBoxRowBytes == Config::kRowBytes,
 // has_overflowed and has_nonfinite share a slice. split_x clears the slices that must be zero
 // before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
 // splits it in registers.
-struct Workspace {
+struct Fp16x3Workspace {
   split::ScaledMatrix x;
   split::ScaledMatrix weight;
   PartialSums partials;  // of the first launch; the second launch's are_stored follows
@@ -47,7 +44,7 @@ struct Workspace {
   size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
-  explicit Workspace(const LinearArguments& call)
+  explicit Fp16x3Workspace(const LinearArguments& call)
       : x(describe_operand(call.x, call.m, call.x_stride)),
         weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     constexpr int kMaxClusters = StreamKConfig::kMaxClusters;
@@ -60,7 +57,7 @@ struct Workspace {
 
     x.hi = slices.add<__half>(2 * call.m * split::padded(call.k));
     // A row of a k-tile has its hi first, then its lo.
-    x.lo = slices.pointer_into(x.hi, Config::kKTileDepth);
+    x.lo = slices.pointer_into(x.hi, Fp16x3Config::kKTileDepth);
     x.exponent = slices.add<int>(call.m);
     x.row_state = slices.add<int>(call.m);
     weight.exponent = slices.add<int>(call.n);
@@ -72,21 +69,21 @@ struct Workspace {
 
 // Returns the kernel for this k: the longer K is, the longer is its promotion interval.
 inline auto choose_kernel(int k) {
-  if (k >= Config::kLongK) return gemm_fp16x3_sm90_kernel<128>;
-  if (k >= Config::kShortK) return gemm_fp16x3_sm90_kernel<64>;
+  if (k >= Fp16x3Config::kInterval128FromK) return gemm_fp16x3_sm90_kernel<128>;
+  if (k >= Fp16x3Config::kInterval64FromK) return gemm_fp16x3_sm90_kernel<64>;
   return gemm_fp16x3_sm90_kernel<32>;
 }
 
-// Launches the GEMM twice. (Arguments explains why there are two.)
-inline void launch_twice(const LinearArguments& call, const Workspace& workspace,
+// Launches the GEMM twice. (Fp16x3Arguments explains why there are two.)
+inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& workspace,
                          const Epilogue<float>& epilogue, cudaStream_t stream) {
   const int k = static_cast<int>(call.k);
   const auto kernel = choose_kernel(k);
-  const int max_clusters =
-      std::min(count_gemm_clusters(kernel, sizeof(SharedMemory)), StreamKConfig::kMaxClusters);
+  const int max_clusters = std::min(count_gemm_clusters(kernel, sizeof(Fp16x3SharedMemory)),
+                                    StreamKConfig::kMaxClusters);
   const Tiles tiles = choose_tiles(call.m, call.n, k, max_clusters);
 
-  Arguments args{epilogue};
+  Fp16x3Arguments args{epilogue};
   args.x = workspace.x;
   args.weight = workspace.weight;
   args.k = k;
@@ -97,18 +94,18 @@ inline void launch_twice(const LinearArguments& call, const Workspace& workspace
   args.partials = workspace.partials;
   const auto row_count = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
   // `plan` fills in the schedule, and returns how many clusters have work.
-  const int clusters = args.schedule.plan(tiles.count(), Config::k_groups(k), max_clusters,
+  const int clusters = args.schedule.plan(tiles.count(), Fp16x3Config::k_groups(k), max_clusters,
                                           tiles.max_rows(), row_count);
 
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map =
-      make_k_tiled_map(workspace.x, split::padded(call.k) / Config::kKTileDepth,
+      make_k_tiled_map(workspace.x, split::padded(call.k) / Fp16x3Config::kKTileDepth,
                        tiles.max_rows() / BlockConfig::kClusterSize);
   const CUtensorMap weight_map = make_map(workspace.weight.source, call.n, call.k,
-                                          call.weight_stride, Config::kBlockWeightRows);
+                                          call.weight_stride, Fp16x3Config::kBlockWeightRows);
 
   const auto launch = [&] {
-    launch_gemm(kernel, sizeof(SharedMemory), clusters, stream, x_map, weight_map, args);
+    launch_gemm(kernel, sizeof(Fp16x3SharedMemory), clusters, stream, x_map, weight_map, args);
   };
   launch();
   // The first launch has set its flags, so the second launch uses others, which are still zero.

@@ -52,36 +52,37 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // Copies the k-tiles of all work tiles into the stages, one after the other, each as soon as its
 // stage is empty. All lanes of the producer warp call it; lane 0 copies. `shared_base` is the
-// shared-memory address of the block's SharedMemory.
+// shared-memory address of the block's Fp16x3SharedMemory.
 __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_map,
-                                    const CUtensorMap& weight_map, const Arguments& args) {
-  const uint32_t full_address = shared_base + offsetof(SharedMemory, barriers.full);
-  const uint32_t empty_address = shared_base + offsetof(SharedMemory, barriers.empty);
+                                    const CUtensorMap& weight_map, const Fp16x3Arguments& args) {
+  const uint32_t full_address = shared_base + offsetof(Fp16x3SharedMemory, barriers.full);
+  const uint32_t empty_address = shared_base + offsetof(Fp16x3SharedMemory, barriers.empty);
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
-  const uint32_t x_address =
-      shared_base + offsetof(SharedMemory, x) + rank * rows_of_block * Config::kRowBytes;
+  const uint32_t x_address = shared_base + offsetof(Fp16x3SharedMemory, x) +
+                             rank * rows_of_block * Fp16x3Config::kRowBytes;
   // A stage's `full` barrier waits for x, from both blocks, and the block's own weight.
-  const uint32_t bytes = args.tiles.max_rows() * Config::kRowBytes + Config::kWeightBytes;
-  const uint32_t weight_address = shared_base + offsetof(SharedMemory, weight);
-  PipelineState<Config::kStages> state;
+  const uint32_t bytes =
+      args.tiles.max_rows() * Fp16x3Config::kRowBytes + Fp16x3Config::kWeightBytes;
+  const uint32_t weight_address = shared_base + offsetof(Fp16x3SharedMemory, weight);
+  PipelineState<Fp16x3Config::kStages> state;
   for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
     if (threadIdx.x % 32 != 0) return;
-    const int x_row = args.tiles.rows_of(tile).begin + rank * rows_of_block;
-    const int weight_row = first_weight_row(tile, rank);
-    const int begin = work.begin * Config::kKTilesPerKGroup;
-    const int end = work.end * Config::kKTilesPerKGroup;
+    const int m = args.tiles.rows_of(tile).begin + rank * rows_of_block;
+    const int n = first_n_of_block(tile, rank);
+    const int begin = work.begin * Fp16x3Config::kKTilesPerKGroup;
+    const int end = work.end * Fp16x3Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
       const uint32_t full_of_stage = barrier_of(full_address, state.index);
       ptx::mbarrier_wait(barrier_of(empty_address, state.index), state.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
       // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
       // the first one: element 0, row, k-tile. The weight is [row][K].
-      ptx::copy_tensor_multicast(x_address + state.index * Config::kXBytes, &x_map, 0, x_row,
+      ptx::copy_tensor_multicast(x_address + state.index * Fp16x3Config::kXBytes, &x_map, 0, m,
                                  k_tile, full_of_stage, BlockConfig::kBothBlocks);
-      ptx::copy_tensor(weight_address + state.index * Config::kWeightBytes, &weight_map,
-                       k_tile * Config::kKTileDepth, weight_row, full_of_stage);
+      ptx::copy_tensor(weight_address + state.index * Fp16x3Config::kWeightBytes, &weight_map,
+                       k_tile * Fp16x3Config::kKTileDepth, n, full_of_stage);
       state.advance();
     }
   });
@@ -93,7 +94,7 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
 // of row n at place v ^ (n % 8) of the row.
 __host__ __device__ constexpr int swizzled_place(int row, int vector) { return vector ^ (row % 8); }
 __host__ __device__ constexpr int swizzled_offset(int row, int vector) {
-  return row * Config::kRowBytes + swizzled_place(row, vector) * kVectorBytes;
+  return row * Fp16x3Config::kRowBytes + swizzled_place(row, vector) * kVectorBytes;
 }
 
 // Returns the address of vector 4 s + c of row n + r. first_address is the address of vector c of
@@ -105,14 +106,14 @@ __host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, 
   if (r == 0) return vector_in_row_n;
   const uint32_t bit_0_of_place = kVectorBytes;
   const uint32_t place_in_next_row = vector_in_row_n ^ bit_0_of_place;
-  return place_in_next_row + Config::kRowBytes;
+  return place_in_next_row + Fp16x3Config::kRowBytes;
 }
 
 // Returns whether swizzled_address is right for the vectors of all threads.
 constexpr bool finds_all_vectors() {
-  for (int n = 0; n < Config::kBlockWeightRows; n += 2) {
+  for (int n = 0; n < Fp16x3Config::kBlockWeightRows; n += 2) {
     for (int c = 0; c < 4; ++c) {
-      for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
+      for (int s = 0; s < Fp16x3Config::kWgmmasPerKTile; ++s) {
         for (int r = 0; r < 2; ++r) {
           const uint32_t first_address = swizzled_offset(n, c);
           const uint32_t expected = swizzled_offset(n + r, 4 * s + c);
@@ -131,9 +132,9 @@ using TileRows = std::integral_constant<int, kRows>;
 
 // A lane's elements of the weight in a k-tile, from its warp's 16 rows, after the split. They are
 // operand A of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
-struct Fragments {
-  uint32_t hi[Config::kWgmmasPerKTile][4];
-  uint32_t lo[Config::kWgmmasPerKTile][4];
+struct WeightFragments {
+  uint32_t hi[Fp16x3Config::kWgmmasPerKTile][4];
+  uint32_t lo[Fp16x3Config::kWgmmasPerKTile][4];
 };
 
 // A consumer warpgroup, as one of its threads sees it: where the thread's data are, and its
@@ -141,8 +142,8 @@ struct Fragments {
 // c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
 // neighbouring rows of the weight (weight_row_order.cuh).
 template <int kPromotionInterval>
-struct ConsumerWarpgroup {
-  using State = PipelineState<Config::kStages>;
+struct Fp16x3Consumer {
+  using State = PipelineState<Fp16x3Config::kStages>;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
 
@@ -152,25 +153,27 @@ struct ConsumerWarpgroup {
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
-  uint32_t shared_base;           // the block's SharedMemory
+  uint32_t shared_base;           // the block's Fp16x3SharedMemory
   uint32_t remote_empty_address;  // the `empty` barrier of block lane % 2 of the cluster
   uint32_t weight_address;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
   uint64_t x_descriptor;
 
   float weight_scale[2];  // 2^exponent of the thread's two rows of weight
-  float accumulators[Config::kSums];
-  float sums[Config::kSums];
+  float accumulators[Fp16x3Config::kSums];
+  float sums[Fp16x3Config::kSums];
 
-  // `thread_row` is the thread's first row among the block's rows of weight, an even number.
-  __device__ ConsumerWarpgroup(uint32_t shared_base, int lane, int thread_row)
+  // `n_in_block` is the first of the thread's two rows of weight, an even number.
+  __device__ Fp16x3Consumer(uint32_t shared_base, int lane, int n_in_block)
       : shared_base(shared_base) {
     const int c = lane % 4;
-    weight_address = shared_base + offsetof(SharedMemory, weight) + thread_row * Config::kRowBytes +
-                     swizzled_place(thread_row, c) * kVectorBytes;
-    remote_empty_address = ptx::map_shared(shared_base + offsetof(SharedMemory, barriers.empty),
-                                           lane % BlockConfig::kClusterSize);
-    x_descriptor =
-        ptx::matrix_descriptor<Config::kRowBytes>(shared_base + offsetof(SharedMemory, x));
+    weight_address = shared_base + offsetof(Fp16x3SharedMemory, weight) +
+                     n_in_block * Fp16x3Config::kRowBytes +
+                     swizzled_place(n_in_block, c) * kVectorBytes;
+    remote_empty_address =
+        ptx::map_shared(shared_base + offsetof(Fp16x3SharedMemory, barriers.empty),
+                        lane % BlockConfig::kClusterSize);
+    x_descriptor = ptx::matrix_descriptor<Fp16x3Config::kRowBytes>(shared_base +
+                                                                   offsetof(Fp16x3SharedMemory, x));
   }
 
   // Begins a work tile. wgmma ignores the zeros of the accumulators, as the first product
@@ -178,7 +181,7 @@ struct ConsumerWarpgroup {
   // need not keep the previous tile's accumulators in registers throughout its epilogue.
   __device__ void clear() {
 #pragma unroll
-    for (int j = 0; j < Config::kSums; ++j) {
+    for (int j = 0; j < Fp16x3Config::kSums; ++j) {
       sums[j] = 0;
       accumulators[j] = 0;
     }
@@ -190,12 +193,13 @@ struct ConsumerWarpgroup {
   // of a row, where s counts the 16 of K. wgmma takes places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9
   // along K from the thread. In the K order of split/k_order.cuh, these places have the four
   // elements that it has loaded.
-  __device__ void convert(Fragments& fragments, const State& state) const {
-    ptx::mbarrier_wait(barrier_of(shared_base + offsetof(SharedMemory, barriers.full), state.index),
-                       state.parity);
-    const uint32_t first_address = weight_address + state.index * Config::kWeightBytes;
+  __device__ void convert(WeightFragments& fragments, const State& state) const {
+    ptx::mbarrier_wait(
+        barrier_of(shared_base + offsetof(Fp16x3SharedMemory, barriers.full), state.index),
+        state.parity);
+    const uint32_t first_address = weight_address + state.index * Fp16x3Config::kWeightBytes;
 #pragma unroll
-    for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {  // 16 of K
+    for (int s = 0; s < Fp16x3Config::kWgmmasPerKTile; ++s) {  // 16 of K
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the thread's rows
         const uint32_t address = swizzled_address(first_address, s, r);
@@ -217,19 +221,19 @@ struct ConsumerWarpgroup {
   // The wgmma descriptor of x in a stage. The address is in a descriptor's low bits, so adding to a
   // descriptor moves the address.
   __device__ uint64_t descriptor(const State& state) const {
-    return x_descriptor + state.index * ptx::descriptor_units(Config::kXBytes);
+    return x_descriptor + state.index * ptx::descriptor_units(Fp16x3Config::kXBytes);
   }
 
   // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
   // `accumulates`, they are added to the accumulators; else they overwrite them.
   template <int kRows>
-  __device__ void multiply_lo(TileRows<kRows> rows, const Fragments& fragments, const State& state,
-                              bool accumulates) {
+  __device__ void multiply_lo(TileRows<kRows> rows, const WeightFragments& fragments,
+                              const State& state, bool accumulates) {
     const uint64_t x_hi = descriptor(state);
-    const uint64_t x_lo = x_hi + ptx::descriptor_units(Config::kHiBytes);
+    const uint64_t x_lo = x_hi + ptx::descriptor_units(Fp16x3Config::kHiBytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
+    for (int s = 0; s < Fp16x3Config::kWgmmasPerKTile; ++s) {
       const uint64_t offset = s * ptx::kDescriptorStepK;
       ptx::wgmma(rows, accumulators, fragments.lo[s], x_hi + offset, accumulates || s > 0);
       ptx::wgmma(rows, accumulators, fragments.hi[s], x_lo + offset, true);
@@ -239,12 +243,12 @@ struct ConsumerWarpgroup {
 
   // Starts the hi product of a k-tile: x_hi w_hi. `accumulates` is as in multiply_lo.
   template <int kRows>
-  __device__ void multiply_hi(TileRows<kRows> rows, const Fragments& fragments, const State& state,
-                              bool accumulates) {
+  __device__ void multiply_hi(TileRows<kRows> rows, const WeightFragments& fragments,
+                              const State& state, bool accumulates) {
     const uint64_t x_hi = descriptor(state);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < Config::kWgmmasPerKTile; ++s) {
+    for (int s = 0; s < Fp16x3Config::kWgmmasPerKTile; ++s) {
       const uint64_t offset = s * ptx::kDescriptorStepK;
       ptx::wgmma(rows, accumulators, fragments.hi[s], x_hi + offset, accumulates || s > 0);
     }
@@ -254,7 +258,7 @@ struct ConsumerWarpgroup {
   // Starts a hi product that follows another one. With kPromotesFirst the other one is promoted
   // before, else both are summed in the accumulators.
   template <bool kPromotesFirst, int kRows>
-  __device__ void multiply_next_hi(TileRows<kRows> rows, const Fragments& fragments,
+  __device__ void multiply_next_hi(TileRows<kRows> rows, const WeightFragments& fragments,
                                    const State& state) {
     if constexpr (kPromotesFirst) promote(rows);
     multiply_hi(rows, fragments, state, /*accumulates=*/!kPromotesFirst);
@@ -280,7 +284,8 @@ struct ConsumerWarpgroup {
   // The kernel for an interval of 32 has no register left for that address.
   __device__ void release(const State& state) const {
     if constexpr (kPromotionInterval == 32) {
-      release_stage(barrier_of(shared_base + offsetof(SharedMemory, barriers.empty), state.index));
+      release_stage(
+          barrier_of(shared_base + offsetof(Fp16x3SharedMemory, barriers.empty), state.index));
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
       ptx::mbarrier_arrive_mapped(barrier_of(remote_empty_address, state.index));
     }
@@ -296,8 +301,8 @@ struct ConsumerWarpgroup {
   template <int kRows>
   __device__ void run_mainloop(TileRows<kRows> rows, int k_groups, bool lets_second_start,
                                State* state) {
-    Fragments even;  // of k-tiles 0 and 2
-    Fragments odd;   // of k-tiles 1 and 3
+    WeightFragments even;  // of k-tiles 0 and 2
+    WeightFragments odd;   // of k-tiles 1 and 3
     // state0 to state3 have the stages of k-tiles 0 to 3 of a k-group.
     State state0 = *state;
     State state1 = state0.next();
@@ -319,7 +324,7 @@ struct ConsumerWarpgroup {
       convert(even, state2);                                   // c 2
       multiply_lo(rows, even, state2, /*accumulates=*/true);   // lo 2
       if (k_group == 0 && lets_second_start) {
-        ptx::barrier_arrive(Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
+        ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
       }
       ptx::wgmma_wait_group<1>();  // lo 1 has ended: `odd` may change
       release(state0);
@@ -355,15 +360,15 @@ struct ConsumerWarpgroup {
 
   // Runs the mainloop for a number of rows that is known only at run time.
   __device__ void run_mainloop(int rows, int k_groups, bool lets_second_start, State* state) {
-    if (rows == Config::kSmallRows) {
-      run_mainloop(TileRows<Config::kSmallRows>{}, k_groups, lets_second_start, state);
-    } else if (rows == Config::kMediumRows) {
-      run_mainloop(TileRows<Config::kMediumRows>{}, k_groups, lets_second_start, state);
-    } else if (kPromotionInterval == 128 && rows == Config::kLargeRows) {
-      // Only products with K >= kLongK have tiles of 160.
-      run_mainloop(TileRows<Config::kLargeRows>{}, k_groups, lets_second_start, state);
+    if (rows == Fp16x3Config::kSmallRows) {
+      run_mainloop(TileRows<Fp16x3Config::kSmallRows>{}, k_groups, lets_second_start, state);
+    } else if (rows == Fp16x3Config::kMediumRows) {
+      run_mainloop(TileRows<Fp16x3Config::kMediumRows>{}, k_groups, lets_second_start, state);
+    } else if (kPromotionInterval == 128 && rows == Fp16x3Config::kLargeRows) {
+      // Only products with K >= kInterval128FromK have tiles of 160.
+      run_mainloop(TileRows<Fp16x3Config::kLargeRows>{}, k_groups, lets_second_start, state);
     } else {
-      run_mainloop(TileRows<Config::kLargestRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Fp16x3Config::kLargestRows>{}, k_groups, lets_second_start, state);
     }
   }
 };

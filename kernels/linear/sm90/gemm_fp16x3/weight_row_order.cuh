@@ -9,7 +9,7 @@
 //   weight row at A's row g         0      4      2       6       8      12      10      14
 //   weight row at A's row g + 8     1      5      3       7       9      13      11      15
 //
-// mainloop.cuh gives the weight to wgmma in this order (ConsumerWarpgroup::convert), and
+// mainloop.cuh gives the weight to wgmma in this order (Fp16x3Consumer::convert), and
 // epilogue.cuh stores the results by it.
 
 #pragma once

@@ -17,7 +17,7 @@ namespace kernels::sm90::gemm_one_product {
 
 // ----- constants
 
-struct Config {
+struct OneProductConfig {
   // The block tile. wgmma's instruction m64n256 multiplies 64 rows of operand A by 256 rows of
   // operand B. Operand A is the weight, and each consumer warpgroup has 64 rows of it, which make
   // 64 columns of out. Operand B is x: both blocks of the cluster, and both warpgroups of a block,
@@ -32,15 +32,12 @@ struct Config {
   static constexpr int kAccumulators =
       kWarpgroupColumns * kTileRows / BlockConfig::kWarpgroupThreads;
 
-  // The k-tile, in bytes of a row: the widest swizzle of TMA and wgmma. The 128 bytes are 64
-  // elements of a 16-bit type, or 32 of float32.
-  static constexpr int kKTileBytes = 128;
+  // A row of a k-tile: 64 elements of a 16-bit type, or 32 of float32.
+  static constexpr int kRowBytes = split::kKTileRowBytes;
   // Bytes of x and of the weight in one stage of shared memory.
-  static constexpr int kXBytes = kTileRows * kKTileBytes;
-  static constexpr int kWeightBytes = kBlockWeightRows * kKTileBytes;
+  static constexpr int kXBytes = kTileRows * kRowBytes;
+  static constexpr int kWeightBytes = kBlockWeightRows * kRowBytes;
   static constexpr int kStages = 4;  // as many as shared memory holds
-  static_assert(kKTileBytes / sizeof(__half) == split::kKTileNumbers,
-                "a k-tile of fp16 is one k-tile of a matrix in k-tiled layout");
 
   // TMA copies an operand in the caller's layout in boxes of 64 lines of 128 bytes:
   //
@@ -50,8 +47,8 @@ struct Config {
   //
   // (An operand in k-tiled layout, split/split.cuh, needs no boxes: its tile is one copy.)
   static constexpr int kBoxRows = 64;
-  static constexpr int kBoxBytes = kBoxRows * kKTileBytes;
-  static_assert(kBoxRows == kKTileBytes / sizeof(__half),
+  static constexpr int kBoxBytes = kBoxRows * kRowBytes;
+  static_assert(kBoxRows == kRowBytes / sizeof(__half),
                 "the box of a transposed 16-bit operand is square, so all boxes have one size");
   static_assert(kWarpgroupColumns == kBoxRows, "a consumer warpgroup multiplies one box of weight");
   static_assert(kXRowsPerBlock % kBoxRows == 0, "a block loads whole boxes of x");
@@ -167,9 +164,9 @@ struct RedoList {
 
 // The kernel's arguments.
 template <typename Mode>
-struct Arguments {
+struct OneProductArguments {
   // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.
-  static constexpr int kKTileDepth = Config::kKTileBytes / sizeof(typename Mode::Element);
+  static constexpr int kKTileDepth = OneProductConfig::kRowBytes / sizeof(typename Mode::Element);
 
   Epilogue<typename Mode::Out> epilogue;
   int k;
@@ -207,8 +204,8 @@ struct Arguments {
 
 // ----- blocks and warpgroups of a tile
 
-// Returns the panel of the weight whose 128 rows (Config::kBlockWeightRows) the block of this rank
-// multiplies.
+// Returns the panel of the weight whose 128 rows (OneProductConfig::kBlockWeightRows) the block of
+// this rank multiplies.
 __device__ inline int weight_panel(const Tile& tile, int rank) {
   return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }

@@ -76,9 +76,9 @@ struct PatchOrder {
   // For `weight_tiles` tiles of the whole weight, and `clusters` clusters of the grid.
   __device__ PatchOrder(const WeightConversion& conversion, int weight_tiles, int clusters)
       : conversion(conversion), clusters(clusters) {
-    using C = ConverterConfig;
-    constexpr int kPatchRowsOfTile = BlockConfig::kClusterSize * C::kPatchesPerPanel;
-    patches_along_k = (conversion.k_tiles + C::kPatchKTiles - 1) / C::kPatchKTiles;
+    constexpr int kPatchRowsOfTile = BlockConfig::kClusterSize * ConverterConfig::kPatchesPerPanel;
+    patches_along_k =
+        (conversion.k_tiles + ConverterConfig::kPatchKTiles - 1) / ConverterConfig::kPatchKTiles;
     patch_rows = weight_tiles * kPatchRowsOfTile;
     patch_rows_of_group = conversion.weight_tiles_at_once * kPatchRowsOfTile;
   }
@@ -87,7 +87,6 @@ struct PatchOrder {
 
   // The patch of this number, 0 <= number < count().
   __device__ __forceinline__ Patch find(int number) const {
-    using C = ConverterConfig;
     const int weight_group = number / (patch_rows_of_group * patches_along_k);
     const int number_in_group = number - weight_group * patch_rows_of_group * patches_along_k;
     const int first_patch_row = weight_group * patch_rows_of_group;
@@ -96,8 +95,8 @@ struct PatchOrder {
     const int patch_column = number_in_group / patch_rows_here;
     const int patch_row_in_group = number_in_group - patch_column * patch_rows_here;
     const int patch_row = first_patch_row + patch_row_in_group;
-    const int k_tile = patch_column * C::kPatchKTiles;
-    const int64_t row = patch_row * C::kPatchRows;
+    const int k_tile = patch_column * ConverterConfig::kPatchKTiles;
+    const int64_t row = patch_row * ConverterConfig::kPatchRows;
     return {row, k_tile, first_use(weight_group, k_tile)};
   }
 
@@ -153,7 +152,7 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   ptx::fence_proxy_async_global();
   __syncwarp();
   if (lane < ConverterConfig::kPatchKTiles && patch.k_tile + lane < conversion.k_tiles) {
-    const int64_t panel = patch.row / Config::kBlockWeightRows;
+    const int64_t panel = patch.row / OneProductConfig::kBlockWeightRows;
     ptx::add_release(
         conversion.converted_patches + panel * conversion.k_tiles + patch.k_tile + lane, 1);
   }

@@ -55,7 +55,7 @@ struct ConverterConfig {
   static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kWithoutLo);  // 64 of K
   static constexpr int kPatchKTiles = 4;
   static constexpr int kPatchRows = 32;
-  static constexpr int kPatchesPerPanel = Config::kBlockWeightRows / kPatchRows;
+  static constexpr int kPatchesPerPanel = OneProductConfig::kBlockWeightRows / kPatchRows;
 
   static constexpr int kPiecesPerKTile = 4;
   static constexpr int kPiecesPerPatch = kPatchKTiles * kPiecesPerKTile;
@@ -111,16 +111,15 @@ struct LaneSource {
 //   row 4       0      1  ...       15        row 4       0       1  ...        7    octet 1
 //   ...                                       ...
 struct RowMajor {
-  using C = ConverterConfig;
   static constexpr bool kIsTransposed = false;
 
   // A lane converts octets of kRows rows of the patch, in each k-tile.
-  static constexpr int kRows = C::kOctetsPerPiece * C::kPiecesPerKTile;
+  static constexpr int kRows = ConverterConfig::kOctetsPerPiece * ConverterConfig::kPiecesPerKTile;
   // Row i of these, as a row of the patch.
   __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
   // The i of the row of an octet: 0 or 1 of a piece, which is 0 to 3 of the k-tile.
   __host__ __device__ static constexpr int row_index(int piece_in_k_tile, int octet) {
-    return C::kOctetsPerPiece * piece_in_k_tile + octet;
+    return ConverterConfig::kOctetsPerPiece * piece_in_k_tile + octet;
   }
   // The first k, in the k-tile, of the lane's octets in a piece.
   __host__ __device__ static constexpr int first_k(int lane, int /*piece_in_k_tile*/) {
@@ -137,11 +136,12 @@ struct RowMajor {
 
   // Loads the lane's share of a piece of the patch, p0 to p15.
   __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int piece, int lane) {
-    const int piece_k = piece / C::kPiecesPerKTile * C::kKTileDepth;
-    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;
+    const int piece_k = piece / ConverterConfig::kPiecesPerKTile * ConverterConfig::kKTileDepth;
+    const int piece_row =
+        piece % ConverterConfig::kPiecesPerKTile * ConverterConfig::kRowMajorPieceRows;
     const float* address = source.first + (piece_k + piece_row * source.row_stride);
 #pragma unroll
-    for (int i = 0; i < C::kCopiesPerPiece; ++i) {
+    for (int i = 0; i < ConverterConfig::kCopiesPerPiece; ++i) {
       ptx::copy_async_with_policy(&buffer[i][lane], address, source.policy);
       address += 2 * source.row_stride;  // the warp has copied two rows of 64
     }
@@ -188,17 +188,16 @@ static_assert(RowMajor::pieces_to_count(8, 1) == 1 << 9, "piece 1 of k-tile 2 is
 // floats apart, in the same 16 of the 32 banks. So from k = 8 on, the two halves of the 32 rows are
 // swapped in the buffer.
 struct Transposed {
-  using C = ConverterConfig;
   static constexpr bool kIsTransposed = true;
 
   // These members mean what RowMajor's members of the same names mean.
-  static constexpr int kRows = C::kOctetsPerPiece;
+  static constexpr int kRows = ConverterConfig::kOctetsPerPiece;
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
   __host__ __device__ static constexpr int row_index(int /*piece_in_k_tile*/, int octet) {
     return octet;
   }
   __host__ __device__ static constexpr int first_k(int lane, int piece_in_k_tile) {
-    return piece_in_k_tile * C::kTransposedPieceDepth + lane / 16 * 8;
+    return piece_in_k_tile * ConverterConfig::kTransposedPieceDepth + lane / 16 * 8;
   }
 
   __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_row,
@@ -209,10 +208,11 @@ struct Transposed {
   }
 
   __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int piece, int lane) {
-    const float* address = source.first + piece * C::kTransposedPieceDepth * source.row_stride;
+    const float* address =
+        source.first + piece * ConverterConfig::kTransposedPieceDepth * source.row_stride;
 #pragma unroll
-    for (int i = 0; i < C::kCopiesPerPiece; ++i) {
-      const bool is_swapped = i >= C::kCopiesPerPiece / 2;  // from k = 8 on
+    for (int i = 0; i < ConverterConfig::kCopiesPerPiece; ++i) {
+      const bool is_swapped = i >= ConverterConfig::kCopiesPerPiece / 2;  // from k = 8 on
       const int buffer_lane = is_swapped ? lane ^ 4 : lane;
       ptx::copy_async_with_policy(&buffer[i][buffer_lane], address, source.policy);
       address += 4 * source.row_stride;  // the warp has copied 32 rows of 4 k
@@ -225,21 +225,21 @@ struct Transposed {
   __host__ __device__ static constexpr int first_float(int lane, int octet) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;
-    return half_warp * 8 * C::kPatchRows + half_of_rows * 16 + lane % 16;
+    return half_warp * 8 * ConverterConfig::kPatchRows + half_of_rows * 16 + lane % 16;
   }
 
   __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
                               float (&v)[split::kOctet]) {
     const float* const column = &buffer[0][0].x + first_float(lane, octet);
 #pragma unroll
-    for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * C::kPatchRows];
+    for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * ConverterConfig::kPatchRows];
   }
 
   // A transposed piece has elements of all 32 rows, so count_pieces reads all of the k-tile: four
   // pieces of 8 rows.
   __host__ __device__ static constexpr uint32_t pieces_to_count(int first_piece,
                                                                 int /*piece_in_k_tile*/) {
-    constexpr uint32_t kWholeKTile = (1u << C::kPiecesPerKTile) - 1;
+    constexpr uint32_t kWholeKTile = (1u << ConverterConfig::kPiecesPerKTile) - 1;
     return kWholeKTile << first_piece;
   }
   static constexpr bool kCountsOwnOctets = false;

@@ -155,29 +155,29 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 // down.
 __device__ __forceinline__ void count_pieces(const WeightConversion& conversion, const Patch& patch,
                                              uint32_t pieces) {
-  using C = ConverterConfig;
   constexpr int kRowsAtATime = 4;
   const int lane = threadIdx.x % 32;
   const split::ScaledMatrix& weight = conversion.weight;
-  const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
+  const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
   const __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;  // the patch's first
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int piece = __ffs(pieces) - 1;
-    const int k_tile = piece / C::kPiecesPerKTile;
-    const int piece_row = piece % C::kPiecesPerKTile * C::kRowMajorPieceRows;  // a row of the patch
+    const int k_tile = piece / ConverterConfig::kPiecesPerKTile;
+    const int piece_row = piece % ConverterConfig::kPiecesPerKTile *
+                          ConverterConfig::kRowMajorPieceRows;  // a row of the patch
     const int64_t row = patch.row + piece_row + lane / 8;
     const int k = lane % 8 * split::kOctet;  // in the k-tile
     const __half* const source =
-        hi_k_tile + k_tile * k_tile_elements + row * split::kKTileNumbers + k;
-    uint4 octets[C::kOctetsPerPiece];
+        hi_k_tile + k_tile * k_tile_elements + row * split::kKTileRowNumbers + k;
+    uint4 octets[ConverterConfig::kOctetsPerPiece];
 #pragma unroll
-    for (int i = 0; i < C::kOctetsPerPiece; ++i) {
-      const int row_offset = kRowsAtATime * i * split::kKTileNumbers;
+    for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
+      const int row_offset = kRowsAtATime * i * split::kKTileRowNumbers;
       octets[i] = *reinterpret_cast<const uint4*>(source + row_offset);
     }
 #pragma unroll
-    for (int i = 0; i < C::kOctetsPerPiece; ++i) {
+    for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
       count_subnormals(conversion, row + kRowsAtATime * i, octets[i]);
     }
   }
@@ -225,7 +225,7 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     Layout::read(buffer, lane, octet, v);
     const int i = Layout::row_index(piece_in_k_tile, octet);
     const int distance =
-        Layout::row(0, i) * split::kKTileNumbers + Layout::first_k(0, piece_in_k_tile);
+        Layout::row(0, i) * split::kKTileRowNumbers + Layout::first_k(0, piece_in_k_tile);
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &probe);
   }
   return probe.has_found();
@@ -251,19 +251,18 @@ template <typename Layout>
 __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conversion,
                                                     const Patch& patch, PieceRing& ring,
                                                     int barrier) {
-  using C = ConverterConfig;
-  constexpr int kInFlight = C::kBuffers - 1;
+  constexpr int kInFlight = ConverterConfig::kBuffers - 1;
   const split::ScaledMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
-  const int64_t k_tile_elements = weight.rows * split::kKTileNumbers;
-  const int64_t k = int64_t{patch.k_tile} * C::kKTileDepth;
+  const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
+  const int64_t k = int64_t{patch.k_tile} * ConverterConfig::kKTileDepth;
   // Where the lane's first octet of a k-tile goes.
   __half* target = weight.hi + patch.k_tile * k_tile_elements +
-                   (patch.row + Layout::row(lane, 0)) * split::kKTileNumbers +
+                   (patch.row + Layout::row(lane, 0)) * split::kKTileRowNumbers +
                    Layout::first_k(lane, 0);
   const LaneSource source = Layout::source_of(weight, patch.row, k, lane);
   const auto load = [&](int piece) {
-    Layout::load(ring[piece % C::kBuffers], source, piece, lane);
+    Layout::load(ring[piece % ConverterConfig::kBuffers], source, piece, lane);
   };
 
   float scale[Layout::kRows];
@@ -277,16 +276,18 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   }
   uint32_t found_pieces = 0;  // pieces in which this lane has found subnormals: see count_pieces
 #pragma unroll 1
-  for (int first_piece = 0; first_piece < C::kPiecesPerPatch; first_piece += C::kPiecesPerKTile) {
+  for (int first_piece = 0; first_piece < ConverterConfig::kPiecesPerPatch;
+       first_piece += ConverterConfig::kPiecesPerKTile) {
 #pragma unroll
-    for (int piece_in_k_tile = 0; piece_in_k_tile < C::kPiecesPerKTile; ++piece_in_k_tile) {
+    for (int piece_in_k_tile = 0; piece_in_k_tile < ConverterConfig::kPiecesPerKTile;
+         ++piece_in_k_tile) {
       const int piece = first_piece + piece_in_k_tile;
       wait_for_piece(barrier);
       const int later_piece = piece + kInFlight;
-      if (later_piece < C::kPiecesPerPatch) load(later_piece);
+      if (later_piece < ConverterConfig::kPiecesPerPatch) load(later_piece);
       ptx::commit_copies();
-      const bool has_subnormal =
-          convert_piece<Layout>(ring[piece % C::kBuffers], lane, piece_in_k_tile, scale, target);
+      const bool has_subnormal = convert_piece<Layout>(ring[piece % ConverterConfig::kBuffers],
+                                                       lane, piece_in_k_tile, scale, target);
       if (has_subnormal) {
         found_pieces |= Layout::pieces_to_count(first_piece, piece_in_k_tile);
       }
@@ -318,18 +319,18 @@ __device__ __forceinline__ void load_edge_octet(const split::ScaledMatrix& weigh
 template <typename Layout>
 __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k, int64_t lane_row,
                                    int k_tile) {
-  using C = ConverterConfig;
   constexpr int kRowsAtATime = 4;
-  constexpr int kRowsPerLane = C::kPatchRows / kRowsAtATime;
+  constexpr int kRowsPerLane = ConverterConfig::kPatchRows / kRowsAtATime;
   const split::ScaledMatrix& weight = conversion.weight;
   bool any_counted = false;
 #pragma unroll 1
-  for (int i = 0; i < C::kPatchKTiles * kRowsPerLane; ++i) {
+  for (int i = 0; i < ConverterConfig::kPatchKTiles * kRowsPerLane; ++i) {
     const int row_number = i % kRowsPerLane;  // the row's number among those of the lane
     const int k_tile_number = i / kRowsPerLane;
     const int64_t own_row = lane_row + row_number * kRowsAtATime;
     const int own_k_tile = k_tile + k_tile_number;
-    const int64_t own_k = int64_t{own_k_tile} * C::kKTileDepth + threadIdx.x % 8 * split::kOctet;
+    const int64_t own_k =
+        int64_t{own_k_tile} * ConverterConfig::kKTileDepth + threadIdx.x % 8 * split::kOctet;
     SubnormalProbe probe;
     uint4 octet = {};
     const bool exists = own_row < weight.rows && own_k < split::padded(k);
@@ -339,7 +340,7 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
       const float scale = split::power_of_two(__ldg(weight.exponent + own_row));
       octet = round_octet(v, scale, &probe);
       __half* const row_of_k_tile = weight.hi + weight.k_tiled_index(own_k_tile, own_row);
-      *reinterpret_cast<uint4*>(row_of_k_tile + own_k % C::kKTileDepth) = octet;
+      *reinterpret_cast<uint4*>(row_of_k_tile + own_k % ConverterConfig::kKTileDepth) = octet;
     }
     if (__any_sync(0xffffffff, probe.has_found())) {
       count_subnormals(conversion, own_row, octet);
@@ -368,10 +369,10 @@ __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conver
 template <typename Layout>
 __device__ __forceinline__ void convert_patch(const WeightConversion& conversion, int64_t k,
                                               const Patch& patch, PieceRing& ring, int barrier) {
-  using C = ConverterConfig;
   const int lane = threadIdx.x % 32;
-  const bool is_whole = patch.row + C::kPatchRows <= conversion.weight.rows &&
-                        int64_t{patch.k_tile + C::kPatchKTiles} * C::kKTileDepth <= k;
+  const bool is_whole =
+      patch.row + ConverterConfig::kPatchRows <= conversion.weight.rows &&
+      int64_t{patch.k_tile + ConverterConfig::kPatchKTiles} * ConverterConfig::kKTileDepth <= k;
   bool any_counted;
   if (is_whole) {
     any_counted = convert_whole_patch<Layout>(conversion, patch, ring, barrier);

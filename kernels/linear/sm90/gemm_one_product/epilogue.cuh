@@ -73,7 +73,7 @@ struct PrefetchedInputs {
   using Out = typename Mode::Out;
   static constexpr bool kIsScaled = EpilogueInputs<Out>::kIsScaled;
   static constexpr int kXRowsPerThread =
-      kIsScaled ? Config::kTileRows / BlockConfig::kWarpgroupThreads : 0;
+      kIsScaled ? OneProductConfig::kTileRows / BlockConfig::kWarpgroupThreads : 0;
   float bias = 0;
   int weight_exponent = 0;  // 0 where nothing was scaled, as in RedoMode
   // The exponents of rows thread + 128 i. C++ has no empty arrays, so there is one element more
@@ -81,12 +81,13 @@ struct PrefetchedInputs {
   int x_exponent[kXRowsPerThread + 1] = {};
   bool thread_is_fast;  // whether the fast epilogue supports this thread's column and rows
 
-  __device__ PrefetchedInputs(const Arguments<Mode>& args, const WarpgroupTile& warpgroup_tile)
+  __device__ PrefetchedInputs(const OneProductArguments<Mode>& args,
+                              const WarpgroupTile& warpgroup_tile)
       : thread_is_fast(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     const int column = warpgroup_tile.first_column + thread;
-    if (thread < Config::kWarpgroupColumns && column < epilogue.n) {
+    if (thread < OneProductConfig::kWarpgroupColumns && column < epilogue.n) {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + column));
       if (Mode::kConvertsWeight) {
         weight_exponent = __ldg(args.conversion.weight.exponent + column);
@@ -113,7 +114,7 @@ struct PrefetchedInputs {
                         const EpilogueMemory<Out>& memory) const {
     EpilogueInputs<Out>& inputs = memory.inputs;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
-    if (thread < Config::kWarpgroupColumns) {
+    if (thread < OneProductConfig::kWarpgroupColumns) {
       const bool divides_bias = tile_is_fast && !kIsScaled;
       inputs.bias[thread] = bias * (divides_bias ? epilogue.divisor.inverse_power : 1.0f);
       if constexpr (kIsScaled) {
@@ -144,7 +145,7 @@ struct StagedPlace {
 
   // The distance from the beginning of the row block, in floats.
   __host__ __device__ constexpr int in_floats() const {
-    return 4 * (warp * Config::kStagedLanes + lane) + result;
+    return 4 * (warp * OneProductConfig::kStagedLanes + lane) + result;
   }
 };
 
@@ -160,7 +161,7 @@ __host__ __device__ constexpr StagedPlace staged_place(int column, int row) {
   const int result = accumulator_index(/*row_block=*/0, column_block) + row % 2;
   return {warp, lane, result};
 }
-static_assert(staged_place(20, 2).in_floats() == 4 * (1 * Config::kStagedLanes + 17) + 0,
+static_assert(staged_place(20, 2).in_floats() == 4 * (1 * OneProductConfig::kStagedLanes + 17) + 0,
               "the example above");
 
 // Reads StagedAccumulators in the order of out. Thread t of the warpgroup reads row t / 16 of each
@@ -196,7 +197,7 @@ struct StagedAccumulatorsReader {
 
   // Reads the thread's four columns of its row in a row block of the epilogue subtile.
   __device__ void read(float (&v)[4], int row_block) const {
-    constexpr int kPitch = 4 * Config::kRowBlockPitch;  // in floats
+    constexpr int kPitch = 4 * OneProductConfig::kRowBlockPitch;  // in floats
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       const float first = first_read[row_block * kPitch + i * kNextColumn];
@@ -236,15 +237,15 @@ __device__ inline float undo_scaling(float accumulator, float x_unscale, float w
 // threads of the warpgroup call it.
 template <typename T>
 __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
-                              const float (&accumulators)[Config::kAccumulators],
+                              const float (&accumulators)[OneProductConfig::kAccumulators],
                               const EpilogueMemory<T>& memory) {
-  constexpr int kSubtiles = Config::kSubtiles;
-  constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
+  constexpr int kSubtiles = OneProductConfig::kSubtiles;
+  constexpr int kSubtileRowBlocks = OneProductConfig::kSubtileRowBlocks;
   const EpilogueInputs<T>& inputs = memory.inputs;
   const StagedAccumulatorsReader reader(memory.staging.accumulators);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-    copy_any_subtile<0, kSubtiles, kSubtileRowBlocks, Config::kRowBlockPitch>(
+    copy_any_subtile<0, kSubtiles, kSubtileRowBlocks, OneProductConfig::kRowBlockPitch>(
         staging_slot(memory.staging.accumulators), accumulators, subtile);
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
 #pragma unroll
@@ -308,9 +309,9 @@ __device__ __forceinline__ uint32_t make_results_of_row(const Epilogue<float>& e
 // a normal float.
 template <bool kMask>
 __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile& warpgroup_tile,
-                           const float (&accumulators)[Config::kAccumulators],
+                           const float (&accumulators)[OneProductConfig::kAccumulators],
                            const EpilogueMemory<float>& memory) {
-  constexpr int kSubtileRowBlocks = Config::kSubtileRowBlocks;
+  constexpr int kSubtileRowBlocks = OneProductConfig::kSubtileRowBlocks;
   StagedAccumulators& staging = memory.staging.accumulators;
   const StagedAccumulatorsReader reader(staging);
   const int column = warpgroup_tile.first_column + reader.column;
@@ -325,11 +326,11 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
   // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size, launch.cuh).
   if constexpr (kMask) mask = epilogue.mask + first_element / 8;
 #pragma unroll
-  for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
+  for (int subtile = 0; subtile < OneProductConfig::kSubtiles; ++subtile) {
     // All must have read the subtile before.
     if (subtile > 0) ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
-    copy_subtile<kSubtileRowBlocks, Config::kRowBlockPitch>(staging_slot(staging), accumulators,
-                                                            subtile);
+    copy_subtile<kSubtileRowBlocks, OneProductConfig::kRowBlockPitch>(staging_slot(staging),
+                                                                      accumulators, subtile);
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     float v[kSubtileRowBlocks][4];
 #pragma unroll

@@ -17,7 +17,31 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// ----- the fast epilogue
+// ----- the mask of the fast epilogue
+//
+// The mask of a pair of row blocks, in shared memory, has one 16-bit word for each of the pair's 16
+// rows and each warp: bit n is the warp's column n. A thread has bits of four rows, and only two of
+// each. Three steps make whole words of them:
+//
+//   PairMaskBits         collects the thread's own bits
+//   combine_mask_words   exchanges bits among the eight lanes with the same c, which have the same
+//                        four rows: first with the lane of g ^ 4, then with those of g ^ 2 and g ^ 1
+//   stage_mask_word      stores a word
+//
+// The way of lane 27 (c = 3, g = 6) through these steps. Its rows are 2 c = 6 and 7 of both row
+// blocks, and its columns are g = 6 and g + 8 = 14.
+//
+//                            has bits of row blocks   of rows   of columns
+//
+//   PairMaskBits             0 and 1                  6 and 7   6 and 14
+//   exchange with lane 11    1                        6 and 7   2, 6, 10, 14
+//   exchange with lane 19    1                        6 and 7   0, 2, 4, 6, 8, 10, 12, 14
+//   exchange with lane 31    1                        6 and 7   0 - 15
+//   stage_mask_word          1                        7         0 - 15
+//
+// In the first exchange, lane 27 gives its bits of row block 0, and gets lane 11's of row block 1.
+// The lanes 19, 27 and 31 do the same with their partners, so row block 1 is left to the lanes with
+// g >= 4, and row block 0 to the others.
 
 // The mask bits of a thread's results in a pair of row blocks. A word has the results of one row
 // block:
@@ -42,13 +66,6 @@ struct PairMaskBits {
 // Combines the mask bits of a warp. Returns the two complete words of rows 2 c and 2 c + 1: row 2 c
 // in bits 0 - 15, row 2 c + 1 in bits 16 - 31. They are of the pair's second row block if
 // is_in_second, which is true in the lanes with g >= 4, and else of the first. All lanes call it.
-//
-// The bits of rows 2 c and 2 c + 1 are spread over the eight lanes 4 g + c, g = 0 - 7:
-//
-//   1. A lane with g < 4 exchanges with the lane with g + 4. The first keeps its bits of the first
-//      row block and gives its bits of the second. The other lane does the opposite. Each then has
-//      the combined bits of two lanes, in one row block.
-//   2. Exchanges with g ^ 2 and g ^ 1 combine the bits of four lanes, and of all eight.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool is_in_second, int g) {
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
@@ -85,6 +102,8 @@ __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_s
   if (stores_word) mask[row][place.warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
 }
 
+// ----- the fast epilogue
+
 // Makes a thread's results in a pair of row blocks, which begins with first_row_block. The
 // results go to `words`, the registers of an stmatrix. A word has two rows of column block h and
 // of row block b of the pair:
@@ -93,8 +112,8 @@ __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool is_in_s
 //   h, b   0, 0     0, 1     1, 0     1, 1
 template <bool kMask, typename T>
 __device__ __forceinline__ void make_results_of_pair(
-    const float (&accumulators)[Config::kAccumulators], int first_row_block, float inverse_divisor,
-    const float (&bias)[2], uint32_t (&words)[4], PairMaskBits* mask_bits) {
+    const float (&accumulators)[OneProductConfig::kAccumulators], int first_row_block,
+    float inverse_divisor, const float (&bias)[2], uint32_t (&words)[4], PairMaskBits* mask_bits) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     const int block_of_pair = word % 2;
@@ -116,7 +135,8 @@ __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int
                                                 int first_column, int thread,
                                                 const StagedMask& mask) {
   const int row = first_row + thread;
-  if (thread < Config::kHalfTypeSubtileRows && row < epilogue.m && first_column < epilogue.n) {
+  if (thread < OneProductConfig::kHalfTypeSubtileRows && row < epilogue.m &&
+      first_column < epilogue.n) {
     const int64_t byte = (static_cast<int64_t>(row) * epilogue.n + first_column) / 8;
     *reinterpret_cast<uint2*>(epilogue.mask + byte) = *reinterpret_cast<const uint2*>(mask[thread]);
   }
@@ -153,7 +173,7 @@ struct StagedRowsReader {
   __device__ __forceinline__ void copy(const Epilogue<T>& epilogue, int subtile_row,
                                        int buffer_offset) const {
 #pragma unroll
-    for (int i = 0; i < Config::kHalfTypeSubtileRows / kRowsAtATime; ++i) {
+    for (int i = 0; i < OneProductConfig::kHalfTypeSubtileRows / kRowsAtATime; ++i) {
       const int offset = buffer_offset + i * kRowsAtATime * kStagedRowBytes;
       const float4 v = ptx::load_shared_float4(source + offset);
       const int row_offset = subtile_row + i * kRowsAtATime;
@@ -174,10 +194,10 @@ struct StagedRowsReader {
 // column, and a vector that it writes has eight columns of one row.
 template <bool kMask, typename T>
 __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
-                           const float (&accumulators)[Config::kAccumulators],
+                           const float (&accumulators)[OneProductConfig::kAccumulators],
                            const EpilogueMemory<T>& memory) {
-  constexpr int kSubtileRows = Config::kHalfTypeSubtileRows;
-  static_assert(kStagedRowBytes == Config::kWarpgroupColumns * sizeof(T),
+  constexpr int kSubtileRows = OneProductConfig::kHalfTypeSubtileRows;
+  static_assert(kStagedRowBytes == OneProductConfig::kWarpgroupColumns * sizeof(T),
                 "a row has eight vectors of 16 bytes");
   constexpr int kPairRows = 16;  // a pair of row blocks has 16 rows
   const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
@@ -186,7 +206,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
   const int g = lane / 4;
   const int c = lane % 4;
   const float inverse_divisor = epilogue.divisor.inverse_power;
-  const float* const bias_of_warp = memory.inputs.bias + warp * Config::kWarpColumns;
+  const float* const bias_of_warp = memory.inputs.bias + warp * OneProductConfig::kWarpColumns;
   const float bias[2] = {bias_of_warp[g], bias_of_warp[g + 8]};
 
   // The address for stmatrix: lane l gives the address of row l % 8 of matrix l / 8. The matrices
@@ -201,7 +221,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
   const StagedRowsReader<T> reader(epilogue, warpgroup_tile, staging, thread);
 
 #pragma unroll
-  for (int subtile = 0; subtile < Config::kTileRows / kSubtileRows; ++subtile) {
+  for (int subtile = 0; subtile < OneProductConfig::kTileRows / kSubtileRows; ++subtile) {
     auto& staged = memory.staging.subtiles[subtile % 2];
     const int buffer_offset = subtile % 2 * sizeof(staged);
     const int subtile_row = subtile * kSubtileRows;
@@ -244,15 +264,16 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
 // warpgroup needs no barrier.
 template <typename T>
 struct PackedGradient {
-  static constexpr int kBoxes = Config::kTileRows / Config::kGradientBoxRows;
-  static constexpr int kPairsPerBox = Config::kGradientBoxRows / 16;  // pairs of row blocks
+  static constexpr int kBoxes = OneProductConfig::kTileRows / OneProductConfig::kGradientBoxRows;
+  static constexpr int kPairsPerBox =
+      OneProductConfig::kGradientBoxRows / 16;  // pairs of row blocks
   // [box][pair][word]: word 2 h + b has column block h, and two rows of row block b of the pair.
   uint32_t words[kBoxes][kPairsPerBox][4];
   // The number of stored boxes of the packed tile. At first no tile is packed, so no box is left.
   int stored = kBoxes;
 
   // Rounds the accumulators of a complete tile to T, in pairs.
-  __device__ void pack(const float (&accumulators)[Config::kAccumulators]) {
+  __device__ void pack(const float (&accumulators)[OneProductConfig::kAccumulators]) {
     stored = 0;
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
@@ -293,18 +314,18 @@ struct PackedGradient {
   __device__ void store(const CUtensorMap& map, const WarpgroupTile& warpgroup_tile,
                         Staging<T>& staging) const {
     static_assert(kBox < kBoxes);
-    constexpr int kLineBytes = Config::kGradientBoxRows * sizeof(T);
+    constexpr int kLineBytes = OneProductConfig::kGradientBoxRows * sizeof(T);
     static_assert(kLineBytes == 128, "lines have the length of TMA's widest swizzle");
     const int warp = threadIdx.x % BlockConfig::kWarpgroupThreads / 32;
     const int lane = threadIdx.x % 32;
-    const uint32_t box =
-        ptx::shared_address(staging.gradient_boxes[warp][kBox % Config::kGradientBuffers]);
+    const uint32_t box = ptx::shared_address(
+        staging.gradient_boxes[warp][kBox % OneProductConfig::kGradientBuffers]);
     // stmatrix: lane l gives the address of line l % 8 of matrix l / 8. Matrix 2 h + b has the
     // lines of column block h, and row block b of the pair.
     const int line = lane / 16 * 8 + lane % 8;
     const int block_of_pair = lane / 8 % 2;
     // Waits until TMA has read the box that was in this buffer before.
-    if (lane == 0) ptx::wait_stores_read<Config::kGradientBuffers - 1>();
+    if (lane == 0) ptx::wait_stores_read<OneProductConfig::kGradientBuffers - 1>();
     __syncwarp();
 #pragma unroll
     for (int pair = 0; pair < kPairsPerBox; ++pair) {
@@ -316,8 +337,8 @@ struct PackedGradient {
     __syncwarp();
     if (lane == 0) {
       // The row comes first, because it is contiguous in out.
-      ptx::store_tensor(&map, warpgroup_tile.first_row + kBox * Config::kGradientBoxRows,
-                        warpgroup_tile.first_column + warp * Config::kWarpColumns, box);
+      ptx::store_tensor(&map, warpgroup_tile.first_row + kBox * OneProductConfig::kGradientBoxRows,
+                        warpgroup_tile.first_column + warp * OneProductConfig::kWarpColumns, box);
       ptx::commit_stores();
     }
   }

@@ -111,7 +111,8 @@ namespace kernels::sm90::gemm_one_product {
 // has two rows of the weight, and tests one accumulator of each.
 template <typename Mode>
 __device__ __forceinline__ void list_if_not_finite(
-    const Arguments<Mode>& args, int index, const float (&accumulators)[Config::kAccumulators]) {
+    const OneProductArguments<Mode>& args, int index,
+    const float (&accumulators)[OneProductConfig::kAccumulators]) {
   const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
   const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
   if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
@@ -119,13 +120,14 @@ __device__ __forceinline__ void list_if_not_finite(
 
 // A consumer warpgroup of all modes but GradientMode: mainloop and epilogue, tile by tile.
 template <typename Mode>
-__device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32_t shared_base,
-                                             SharedMemory<Mode>& shared, int warpgroup) {
-  const EpilogueMemory<typename Mode::Out> memory{shared.epilogue_inputs[warpgroup],
-                                                  shared.staging[warpgroup],
-                                                  Config::kFirstEpilogueBarrier + warpgroup};
+__device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& args,
+                                             uint32_t shared_base,
+                                             OneProductSharedMemory<Mode>& shared, int warpgroup) {
+  const EpilogueMemory<typename Mode::Out> memory{
+      shared.epilogue_inputs[warpgroup], shared.staging[warpgroup],
+      OneProductConfig::kFirstEpilogueBarrier + warpgroup};
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
-  float accumulators[Config::kAccumulators];
+  float accumulators[OneProductConfig::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x_tile)) return;
     const int k_tiles = args.k_tiles();
@@ -156,15 +158,16 @@ __device__ __forceinline__ void run_consumer(const Arguments<Mode>& args, uint32
 // multiplied, spread evenly over its k-tiles. Example: with 4 boxes and 16 k-tiles, a box is stored
 // after the k-tiles 0, 4, 8 and 12.
 template <typename Mode>
-__device__ __forceinline__ void run_gradient_consumer(const Arguments<Mode>& args,
+__device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<Mode>& args,
                                                       const CUtensorMap& out_map,
                                                       uint32_t shared_base,
-                                                      SharedMemory<Mode>& shared, int warpgroup) {
+                                                      OneProductSharedMemory<Mode>& shared,
+                                                      int warpgroup) {
   const int k_tiles = args.k_tiles();
   ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;
   int packed_index = 0;  // the index of the packed tile
-  float accumulators[Config::kAccumulators];
+  float accumulators[OneProductConfig::kAccumulators];
   const auto store_next_box = [&] {
     packed.store_next(out_map, consumer.warpgroup_tile_of(args.tile_at(packed_index)),
                       shared.staging[warpgroup]);
@@ -188,7 +191,7 @@ __device__ __forceinline__ void run_gradient_consumer(const Arguments<Mode>& arg
 
 // Returns whether any tile is computed from the fp16 weight. All lanes of a warp call it.
 template <typename Mode>
-__device__ __forceinline__ bool needs_converted_weight(const Arguments<Mode>& args) {
+__device__ __forceinline__ bool needs_converted_weight(const OneProductArguments<Mode>& args) {
   int x_tile = 0;  // becomes the first one that is computed
   while (x_tile < args.tile_order.x_tiles && !computes_x_tile(args, x_tile)) ++x_tile;
   return x_tile < args.tile_order.x_tiles;
@@ -197,12 +200,13 @@ __device__ __forceinline__ bool needs_converted_weight(const Arguments<Mode>& ar
 // A converter warp of the block, 0 <= converter < ConverterConfig::kWarps, for a weight in this
 // layout (RowMajor or Transposed, converter_layouts.cuh).
 template <typename Layout, typename Mode>
-__device__ __forceinline__ void run_converter(const Arguments<Mode>& args,
-                                              SharedMemory<Mode>& shared, int converter) {
+__device__ __forceinline__ void run_converter(const OneProductArguments<Mode>& args,
+                                              OneProductSharedMemory<Mode>& shared, int converter) {
   const int64_t k = args.k;
   const int clusters = gridDim.x / BlockConfig::kClusterSize;
   const PatchOrder order(args.conversion, args.tile_order.weight_tiles, clusters);
-  const ConverterWarp warp{shared.converters[converter], Config::kFirstConverterBarrier + converter,
+  const ConverterWarp warp{shared.converters[converter],
+                           OneProductConfig::kFirstConverterBarrier + converter,
                            &shared.producer_k_tile};
   convert_weight<Layout>(order, k, warp, [&] { return needs_converted_weight(args); });
 }
@@ -217,11 +221,13 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_one_product_kernel(const __grid_constant__ CUtensorMap x_map,
                             const __grid_constant__ CUtensorMap weight_map,
                             const __grid_constant__ CUtensorMap out_map,
-                            const __grid_constant__ Arguments<Mode> args) {
+                            const __grid_constant__ OneProductArguments<Mode> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  static_assert(sizeof(SharedMemory<Mode>) <= 227 * 1024, "a block has no more shared memory");
-  SharedMemory<Mode>& shared = *reinterpret_cast<SharedMemory<Mode>*>(dynamic_memory);
+  static_assert(sizeof(OneProductSharedMemory<Mode>) <= 227 * 1024,
+                "a block has no more shared memory");
+  OneProductSharedMemory<Mode>& shared =
+      *reinterpret_cast<OneProductSharedMemory<Mode>*>(dynamic_memory);
   const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / BlockConfig::kWarpgroupThreads;
   // The producer warp follows the consumer warpgroups, and the converter warps follow it.
@@ -237,8 +243,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
     shared.producer_k_tile = 0;
   }
-  init_barriers<Config::kStages>(shared_base + offsetof(SharedMemory<Mode>, barriers.full),
-                                 shared_base + offsetof(SharedMemory<Mode>, barriers.empty));
+  init_barriers<OneProductConfig::kStages>(
+      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full),
+      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty));
   // The kernels after this one have no work in most calls. The next one starts early, so that its
   // start adds less to the time of the call.
   if constexpr (Mode::kConvertsWeight) start_next_kernel();
@@ -248,8 +255,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   if constexpr (Mode::kIsHalfType) start_next_kernel();
 
   if (warpgroup >= BlockConfig::kConsumerWarpgroups) {
-    constexpr int kRegisters =
-        Mode::kIsGradient ? Config::kGradientWorkerRegisters : Config::kWorkerRegisters;
+    constexpr int kRegisters = Mode::kIsGradient ? OneProductConfig::kGradientWorkerRegisters
+                                                 : OneProductConfig::kWorkerRegisters;
     ptx::setmaxnreg_dec<kRegisters>();
     const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
     if (is_producer_warp) {
@@ -263,8 +270,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
       }
     }
   } else {
-    constexpr int kRegisters =
-        Mode::kIsGradient ? Config::kGradientConsumerRegisters : Config::kConsumerRegisters;
+    constexpr int kRegisters = Mode::kIsGradient ? OneProductConfig::kGradientConsumerRegisters
+                                                 : OneProductConfig::kConsumerRegisters;
     ptx::setmaxnreg_inc<kRegisters>();
     if constexpr (Mode::kIsGradient) {
       run_gradient_consumer(args, out_map, shared_base, shared, warpgroup);

@@ -30,25 +30,22 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-static_assert(TmaConfig::kBoxRowBytes == Config::kKTileBytes,
-              "a row of a box is a k-tile of a row of an operand");
-
 // ------------------------------------------------------------------------------ steps of all modes
 
 // The tiles of gemm_one_product, for all its modes. The blocks of a cluster share a tile's rows of
 // x, and divide its rows of the weight.
 inline TileOrder tiles_of(const LinearArguments& call) {
-  return {blocks_of(call.m, Config::kTileRows),
-          blocks_of(call.n, Config::kBlockWeightRows * BlockConfig::kClusterSize)};
+  return {blocks_of(call.m, OneProductConfig::kTileRows),
+          blocks_of(call.n, OneProductConfig::kBlockWeightRows * BlockConfig::kClusterSize)};
 }
 
 // Returns the arguments of gemm_one_product. Those that only float32 has are null: redo, conversion
 // and x_exponent. The callers for float32 set them. The fast epilogue stores vector_size elements
 // of a row at once.
 template <typename Mode>
-Arguments<Mode> make_arguments(const LinearArguments& call, int64_t vector_size) {
+OneProductArguments<Mode> make_arguments(const LinearArguments& call, int64_t vector_size) {
   const Epilogue<typename Mode::Out> epilogue(call, vector_size);
-  Arguments<Mode> args{epilogue};
+  OneProductArguments<Mode> args{epilogue};
   args.k = static_cast<int>(call.k);
   args.tile_order = tiles_of(call);
   args.x_is_transposed = call.x_is_transposed;
@@ -59,7 +56,7 @@ Arguments<Mode> make_arguments(const LinearArguments& call, int64_t vector_size)
 // Returns how many clusters of gemm_one_product in this mode run at once on the current GPU.
 template <typename Mode>
 int count_clusters() {
-  return count_gemm_clusters(gemm_one_product_kernel<Mode>, sizeof(SharedMemory<Mode>));
+  return count_gemm_clusters(gemm_one_product_kernel<Mode>, sizeof(OneProductSharedMemory<Mode>));
 }
 
 struct TensorMaps {
@@ -70,10 +67,10 @@ struct TensorMaps {
 
 // Launches gemm_one_product with these maps.
 template <typename Mode>
-void launch_with_maps(const Arguments<Mode>& args, int clusters, const TensorMaps& maps,
+void launch_with_maps(const OneProductArguments<Mode>& args, int clusters, const TensorMaps& maps,
                       cudaStream_t stream) {
-  launch_gemm(gemm_one_product_kernel<Mode>, sizeof(SharedMemory<Mode>), clusters, stream, maps.x,
-              maps.weight, maps.out, args);
+  launch_gemm(gemm_one_product_kernel<Mode>, sizeof(OneProductSharedMemory<Mode>), clusters, stream,
+              maps.x, maps.weight, maps.out, args);
 }
 
 // Makes the map of an operand that is not k-tiled: [rows, k], or [k, rows] if it is transposed. A
@@ -83,14 +80,14 @@ template <typename Mode>
 CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
                         bool is_transposed) {
   const auto matrix = static_cast<const typename Mode::Element*>(operand);
-  if (is_transposed) return make_map(matrix, k, rows, stride, Config::kBoxRows);
-  return make_map(matrix, rows, k, stride, Config::kBoxRows);
+  if (is_transposed) return make_map(matrix, k, rows, stride, OneProductConfig::kBoxRows);
+  return make_map(matrix, rows, k, stride, OneProductConfig::kBoxRows);
 }
 
 // Launches gemm_one_product on the caller's operands, which are not k-tiled.
 template <typename Mode>
-void launch_on_operands(const Arguments<Mode>& args, int clusters, const LinearArguments& call,
-                        cudaStream_t stream) {
+void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
+                        const LinearArguments& call, cudaStream_t stream) {
   TensorMaps maps;
   maps.x = operand_map<Mode>(call.x, call.m, call.k, call.x_stride, call.x_is_transposed);
   maps.weight =
@@ -99,7 +96,7 @@ void launch_on_operands(const Arguments<Mode>& args, int clusters, const LinearA
     // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16
     // columns, which are rows of this map.
     const auto out = static_cast<const typename Mode::Out*>(call.out);
-    maps.out = make_map(out, call.n, call.m, call.m, Config::kWarpColumns);
+    maps.out = make_map(out, call.n, call.m, call.m, OneProductConfig::kWarpColumns);
   }
   launch_with_maps(args, clusters, maps, stream);
 }
@@ -111,7 +108,7 @@ template <typename Mode>
 void launch_half_in_mode(const LinearArguments& call, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
   const int64_t vector_size =
-      call.mask != nullptr ? Config::kWarpgroupColumns : 16 / sizeof(typename Mode::Out);
+      call.mask != nullptr ? OneProductConfig::kWarpgroupColumns : 16 / sizeof(typename Mode::Out);
   auto args = make_arguments<Mode>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   args.epilogue.call_is_fast = args.epilogue.call_is_fast && call.has_relu;
@@ -171,7 +168,7 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
 // 128 rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
 // weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
 // zero before the GEMM; they are the first ones.
-struct Workspace {
+struct OneProductWorkspace {
   split::ScaledMatrix x;
   split::ScaledMatrix weight;
   WeightConversion conversion{};
@@ -180,7 +177,7 @@ struct Workspace {
   size_t bytes_to_clear;  // at the beginning of the workspace
   size_t bytes;
 
-  explicit Workspace(const LinearArguments& call)
+  explicit OneProductWorkspace(const LinearArguments& call)
       : x(describe_operand(call.x, call.m, call.x_stride)),
         weight(describe_operand(call.weight, call.n, call.weight_stride)) {
     WorkspaceSlices slices(call.workspace);
@@ -224,7 +221,7 @@ inline int64_t float_vector_size(const LinearArguments& call) {
 
 // Launches the fp16 product in ConvertMode. It lists the tiles for which fp16 is not accurate
 // enough.
-inline void launch_convert(const LinearArguments& call, const Workspace& workspace,
+inline void launch_convert(const LinearArguments& call, const OneProductWorkspace& workspace,
                            cudaStream_t stream) {
   using Mode = ConvertMode;
   auto args = make_arguments<Mode>(call, float_vector_size(call));
@@ -239,15 +236,15 @@ inline void launch_convert(const LinearArguments& call, const Workspace& workspa
   args.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
   const int k_tiles = workspace.conversion.k_tiles;
   TensorMaps maps;
-  maps.x = make_k_tiled_map(workspace.x, k_tiles, Config::kXRowsPerBlock);
-  maps.weight = make_k_tiled_map(workspace.weight, k_tiles, Config::kBlockWeightRows);
+  maps.x = make_k_tiled_map(workspace.x, k_tiles, OneProductConfig::kXRowsPerBlock);
+  maps.weight = make_k_tiled_map(workspace.weight, k_tiles, OneProductConfig::kBlockWeightRows);
   launch_with_maps(args, clusters, maps, stream);
 }
 
 // Launches the TF32 product of the listed tiles, in RedoMode. wgmma takes no transposed TF32
 // operands, so a transposed weight is copied first. If no tile is listed, the copy and the product
 // end at once.
-inline void launch_redo(const LinearArguments& call, const Workspace& workspace,
+inline void launch_redo(const LinearArguments& call, const OneProductWorkspace& workspace,
                         cudaStream_t stream) {
   using Mode = RedoMode;
   LinearArguments row_major = call;

@@ -28,12 +28,12 @@ namespace kernels::sm90::gemm_one_product {
 // if a row of x is not accurate in fp16. All lanes of a warp call it, and all warps of all blocks
 // get the same answer.
 template <typename Mode>
-__device__ bool computes_x_tile(const Arguments<Mode>& args, int x_tile) {
+__device__ bool computes_x_tile(const OneProductArguments<Mode>& args, int x_tile) {
   if (!Mode::kConvertsWeight) return true;
   bool fits_fp16 = true;
 #pragma unroll
-  for (int i = threadIdx.x % 32; i < Config::kTileRows; i += 32) {
-    const int row = x_tile * Config::kTileRows + i;
+  for (int i = threadIdx.x % 32; i < OneProductConfig::kTileRows; i += 32) {
+    const int row = x_tile * OneProductConfig::kTileRows + i;
     fits_fp16 &= row >= args.epilogue.m || __ldg(args.x_exponent + row) != split::kNeedsTf32;
   }
   return __all_sync(0xffffffff, fits_fp16);
@@ -49,7 +49,8 @@ __device__ bool computes_x_tile(const Arguments<Mode>& args, int x_tile) {
 //
 // A tile that ConvertMode leaves out (computes_x_tile) is left out by all of them.
 template <typename Mode, typename Body>
-__device__ __forceinline__ void for_each_tile(const Arguments<Mode>& args, const Body& body) {
+__device__ __forceinline__ void for_each_tile(const OneProductArguments<Mode>& args,
+                                              const Body& body) {
   const int tile_count = args.tile_count();
   for (int index = blockIdx.x / BlockConfig::kClusterSize; index < tile_count;
        index += gridDim.x / BlockConfig::kClusterSize) {
@@ -91,29 +92,34 @@ struct BoxBegin {
 };
 
 // Issues the TMA loads of a k-tile of operands that are not k-tiled. Each operand may be
-// transposed. A stage has an operand as boxes of 64 rows (Config::kBoxRows), one after the other.
-// Elements outside of a matrix are loaded as zeros.
+// transposed. A stage has an operand as boxes of 64 rows (OneProductConfig::kBoxRows), one after
+// the other. Elements outside of a matrix are loaded as zeros.
 template <typename Mode>
-__device__ __forceinline__ void load_boxes(const OperandMaps& maps, const Arguments<Mode>& args,
+__device__ __forceinline__ void load_boxes(const OperandMaps& maps,
+                                           const OneProductArguments<Mode>& args,
                                            const LoadSource& source, const LoadTarget& target) {
   const int k = source.k_tile * args.kKTileDepth;
-  for (int i = 0; i < Config::kXRowsPerBlock / Config::kBoxRows; ++i) {
-    const BoxBegin begin(source.x_row + i * Config::kBoxRows, k, args.x_is_transposed);
-    ptx::copy_tensor_multicast(target.x + i * Config::kBoxBytes, &maps.x, begin.contiguous,
-                               begin.other, target.full, BlockConfig::kBothBlocks);
+  for (int i = 0; i < OneProductConfig::kXRowsPerBlock / OneProductConfig::kBoxRows; ++i) {
+    const BoxBegin begin(source.x_row + i * OneProductConfig::kBoxRows, k, args.x_is_transposed);
+    ptx::copy_tensor_multicast(target.x + i * OneProductConfig::kBoxBytes, &maps.x,
+                               begin.contiguous, begin.other, target.full,
+                               BlockConfig::kBothBlocks);
   }
-  for (int i = 0; i < Config::kBlockWeightRows / Config::kBoxRows; ++i) {
-    const BoxBegin begin(source.weight_row + i * Config::kBoxRows, k, args.weight_is_transposed);
-    ptx::copy_tensor(target.weight + i * Config::kBoxBytes, &maps.weight, begin.contiguous,
-                     begin.other, target.full);
+  for (int i = 0; i < OneProductConfig::kBlockWeightRows / OneProductConfig::kBoxRows; ++i) {
+    const BoxBegin begin(source.weight_row + i * OneProductConfig::kBoxRows, k,
+                         args.weight_is_transposed);
+    ptx::copy_tensor(target.weight + i * OneProductConfig::kBoxBytes, &maps.weight,
+                     begin.contiguous, begin.other, target.full);
   }
 }
 
 // Issues the TMA loads of a k-tile. One thread calls it.
 template <typename Mode>
-__device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Arguments<Mode>& args,
+__device__ __forceinline__ void load_k_tile(const OperandMaps& maps,
+                                            const OneProductArguments<Mode>& args,
                                             const LoadSource& source, const LoadTarget& target) {
-  ptx::mbarrier_arrive_expect_tx(target.full, Config::kXBytes + Config::kWeightBytes);
+  ptx::mbarrier_arrive_expect_tx(target.full,
+                                 OneProductConfig::kXBytes + OneProductConfig::kWeightBytes);
   if constexpr (Mode::kConvertsWeight) {  // both operands are k-tiled
     ptx::copy_tensor_multicast(target.x, &maps.x, 0, source.x_row, source.k_tile, target.full,
                                BlockConfig::kBothBlocks);
@@ -127,21 +133,24 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps, const Argum
 // address of `shared`.
 template <typename Mode>
 __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
-                             const Arguments<Mode>& args, SharedMemory<Mode>& shared) {
-  const uint32_t full_address = shared_base + offsetof(SharedMemory<Mode>, barriers.full);
-  const uint32_t empty_address = shared_base + offsetof(SharedMemory<Mode>, barriers.empty);
+                             const OneProductArguments<Mode>& args,
+                             OneProductSharedMemory<Mode>& shared) {
+  const uint32_t full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
+  const uint32_t empty_address =
+      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x_address = shared_base + offsetof(SharedMemory<Mode>, x) +
-                             rank * Config::kXRowsPerBlock * Config::kKTileBytes;
-  const uint32_t weight_address = shared_base + offsetof(SharedMemory<Mode>, weight);
+  const uint32_t x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x) +
+                             rank * OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
+  const uint32_t weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
-  PipelineState<Config::kStages> state;
+  PipelineState<OneProductConfig::kStages> state;
   int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
   for_each_tile(args, [&](int index, const Tile& tile) {
-    const int x_row = tile.x_tile * Config::kTileRows + rank * Config::kXRowsPerBlock;
+    const int x_row =
+        tile.x_tile * OneProductConfig::kTileRows + rank * OneProductConfig::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
-    const int weight_row = panel * Config::kBlockWeightRows;
+    const int weight_row = panel * OneProductConfig::kBlockWeightRows;
     if (!computes_x_tile(args, tile.x_tile)) {
       if (is_loader && rank == 0) args.redo.add(index);
       k_tiles_before += k_tiles;
@@ -158,8 +167,8 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
       }
       if (is_loader) {
         LoadTarget target;
-        target.x = x_address + state.index * Config::kXBytes;
-        target.weight = weight_address + state.index * Config::kWeightBytes;
+        target.x = x_address + state.index * OneProductConfig::kXBytes;
+        target.weight = weight_address + state.index * OneProductConfig::kWeightBytes;
         target.full = barrier_of(full_address, state.index);
         load_k_tile(maps, args, {x_row, weight_row, k_tile}, target);
       }
@@ -185,13 +194,16 @@ __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
 // Issues the wgmmas of a k-tile, for operands of these layouts in shared memory, and commits them
 // as a group. They run asynchronously: the accumulators may be read after wgmma_wait_group.
 template <typename Mode, ptx::Major kX, ptx::Major kWeight>
-__device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kAccumulators],
-                                                uint32_t x_address, uint32_t weight_address,
-                                                bool accumulates) {
+__device__ __forceinline__ void multiply_k_tile(
+    float (&accumulators)[OneProductConfig::kAccumulators], uint32_t x_address,
+    uint32_t weight_address, bool accumulates) {
   const uint64_t a =
-      ptx::matrix_descriptor<Config::kKTileBytes, kWeight, Config::kBoxBytes>(weight_address);
-  const uint64_t b = ptx::matrix_descriptor<Config::kKTileBytes, kX, Config::kBoxBytes>(x_address);
-  constexpr int kWgmmas = Config::kKTileBytes / 32;  // one multiplies 32 bytes of K
+      ptx::matrix_descriptor<OneProductConfig::kRowBytes, kWeight, OneProductConfig::kBoxBytes>(
+          weight_address);
+  const uint64_t b =
+      ptx::matrix_descriptor<OneProductConfig::kRowBytes, kX, OneProductConfig::kBoxBytes>(
+          x_address);
+  constexpr int kWgmmas = OneProductConfig::kRowBytes / 32;  // one multiplies 32 bytes of K
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kWgmmas; ++i) {
@@ -206,10 +218,9 @@ __device__ __forceinline__ void multiply_k_tile(float (&accumulators)[Config::kA
 // operands here: the converters make a k-tiled weight, which is not transposed, from either layout
 // in float32.
 template <typename Mode>
-__device__ __forceinline__ void multiply_k_tile(const Arguments<Mode>& args,
-                                                float (&accumulators)[Config::kAccumulators],
-                                                uint32_t x_address, uint32_t weight_address,
-                                                bool accumulates) {
+__device__ __forceinline__ void multiply_k_tile(
+    const OneProductArguments<Mode>& args, float (&accumulators)[OneProductConfig::kAccumulators],
+    uint32_t x_address, uint32_t weight_address, bool accumulates) {
   using ptx::Major;
   if (Mode::kIsHalfType && args.x_is_transposed && args.weight_is_transposed) {
     multiply_k_tile<Mode, Major::kMN, Major::kMN>(accumulators, x_address, weight_address,
@@ -230,7 +241,7 @@ __device__ __forceinline__ void multiply_k_tile(const Arguments<Mode>& args,
 // and columns of a tile it multiplies.
 template <typename Mode>
 struct ConsumerWarpgroup {
-  const Arguments<Mode>& args;
+  const OneProductArguments<Mode>& args;
   int warpgroup;
   int rank;  // the block's rank in its cluster
   // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
@@ -238,33 +249,35 @@ struct ConsumerWarpgroup {
   uint32_t empty_address;
   uint32_t x_address;
   uint32_t weight_address;
-  PipelineState<Config::kStages> state;
+  PipelineState<OneProductConfig::kStages> state;
 
-  __device__ ConsumerWarpgroup(const Arguments<Mode>& args, uint32_t shared_base, int warpgroup)
+  __device__ ConsumerWarpgroup(const OneProductArguments<Mode>& args, uint32_t shared_base,
+                               int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
-    full_address = shared_base + offsetof(SharedMemory<Mode>, barriers.full);
-    empty_address = shared_base + offsetof(SharedMemory<Mode>, barriers.empty);
-    x_address = shared_base + offsetof(SharedMemory<Mode>, x);
+    full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
+    empty_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
+    x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
-    const int first_row = warpgroup * Config::kWarpgroupColumns;
-    weight_address =
-        shared_base + offsetof(SharedMemory<Mode>, weight) + first_row * Config::kKTileBytes;
+    const int first_row = warpgroup * OneProductConfig::kWarpgroupColumns;
+    weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight) +
+                     first_row * OneProductConfig::kRowBytes;
   }
 
   // Returns the rows and columns of a tile that the warpgroup computes.
   __device__ WarpgroupTile warpgroup_tile_of(const Tile& tile) const {
-    return {tile.x_tile * Config::kTileRows, weight_panel(tile, rank) * Config::kBlockWeightRows +
-                                                 warpgroup * Config::kWarpgroupColumns};
+    return {tile.x_tile * OneProductConfig::kTileRows,
+            weight_panel(tile, rank) * OneProductConfig::kBlockWeightRows +
+                warpgroup * OneProductConfig::kWarpgroupColumns};
   }
 
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the
   // products of the previous k-tile, and releases the stage that they have read. So the tensor
   // cores always have one k-tile to work on while the warpgroup waits.
-  __device__ __forceinline__ void multiply_next_k_tile(float (&accumulators)[Config::kAccumulators],
-                                                       int k_tile) {
+  __device__ __forceinline__ void multiply_next_k_tile(
+      float (&accumulators)[OneProductConfig::kAccumulators], int k_tile) {
     ptx::mbarrier_wait(barrier_of(full_address, state.index), state.parity);
-    multiply_k_tile(args, accumulators, x_address + state.index * Config::kXBytes,
-                    weight_address + state.index * Config::kWeightBytes,
+    multiply_k_tile(args, accumulators, x_address + state.index * OneProductConfig::kXBytes,
+                    weight_address + state.index * OneProductConfig::kWeightBytes,
                     /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
     if (k_tile > 0) release_stage(barrier_of(empty_address, state.previous_index()));

@@ -14,11 +14,13 @@ namespace kernels::sm90::gemm_one_product {
 
 // An epilogue subtile of accumulators in shared memory: [row block][warp][lane], each lane with its
 // four results of the row block. The 33rd float4 is padding: see StagedAccumulatorsReader.
-using StagedAccumulators = float4[Config::kSubtileRowBlocks][4][Config::kStagedLanes];
+using StagedAccumulators =
+    float4[OneProductConfig::kSubtileRowBlocks][4][OneProductConfig::kStagedLanes];
 
 // The mask of an epilogue subtile of half types in shared memory: [row][warp], a word with a bit
 // for each of the warp's 16 columns.
-using StagedMask = uint16_t[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns / 16];
+using StagedMask =
+    uint16_t[OneProductConfig::kHalfTypeSubtileRows][OneProductConfig::kWarpgroupColumns / 16];
 
 // The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
 template <typename T>
@@ -26,11 +28,12 @@ union alignas(1024) Staging {
   StagedAccumulators accumulators;  // store_general
   // PackedGradient: [warp][buffer][column][bytes of 64 rows of x]. TMA's swizzle requires that
   // boxes are aligned to 1024 bytes.
-  uint8_t gradient_boxes[4][Config::kGradientBuffers][Config::kWarpColumns]
-                        [Config::kGradientBoxRows * sizeof(T)];
+  uint8_t gradient_boxes[4][OneProductConfig::kGradientBuffers][OneProductConfig::kWarpColumns]
+                        [OneProductConfig::kGradientBoxRows * sizeof(T)];
   // store_fast of half types: two epilogue subtiles, used in turn.
   struct {
-    uint8_t rows[Config::kHalfTypeSubtileRows][Config::kWarpgroupColumns * sizeof(T)];
+    uint8_t rows[OneProductConfig::kHalfTypeSubtileRows]
+                [OneProductConfig::kWarpgroupColumns * sizeof(T)];
     StagedMask mask;
   } subtiles[2];
 };
@@ -49,9 +52,9 @@ union alignas(16) Staging<float> {
 template <typename T>
 struct alignas(16) EpilogueInputs {
   static constexpr bool kIsScaled = std::is_same_v<T, float>;
-  float bias[Config::kWarpgroupColumns];
-  float x_unscale[kIsScaled ? Config::kTileRows : 1];                 // 2^-x_exponent
-  int8_t weight_exponent[kIsScaled ? Config::kWarpgroupColumns : 1];  // scaled by 2^this
+  float bias[OneProductConfig::kWarpgroupColumns];
+  float x_unscale[kIsScaled ? OneProductConfig::kTileRows : 1];                 // 2^-x_exponent
+  int8_t weight_exponent[kIsScaled ? OneProductConfig::kWarpgroupColumns : 1];  // scaled by 2^this
 };
 
 // A consumer warpgroup's part of shared memory in the epilogue, and the named barrier of its
@@ -65,14 +68,14 @@ struct EpilogueMemory {
 
 // A block's shared memory.
 template <typename Mode>
-struct SharedMemory {
-  uint8_t x[Config::kStages][Config::kXBytes];
-  uint8_t weight[Config::kStages][Config::kWeightBytes];
+struct OneProductSharedMemory {
+  uint8_t x[OneProductConfig::kStages][OneProductConfig::kXBytes];
+  uint8_t weight[OneProductConfig::kStages][OneProductConfig::kWeightBytes];
   Staging<typename Mode::Out> staging[BlockConfig::kConsumerWarpgroups];
   EpilogueInputs<typename Mode::Out> epilogue_inputs[BlockConfig::kConsumerWarpgroups];
   // Other modes have no converters, and an int in their place.
   std::conditional_t<Mode::kConvertsWeight, ConverterMemory, int> converters;
-  Barriers<Config::kStages> barriers;
+  Barriers<OneProductConfig::kStages> barriers;
   int producer_k_tile;  // the latest k-tile that the producer has begun; see converter.cuh
 };
 

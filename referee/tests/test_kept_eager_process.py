@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from referee.eager_processes import Reserve
+from referee.eager_processes import KeptEagerProcess
 from referee.engine import Engine, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
@@ -28,15 +28,15 @@ def all_resources(monkeypatch):
     return remember_resources(monkeypatch)
 
 
-def prepare(text, path, device, server, reserve, all_resources, before_keeping=None):
+def prepare(text, path, device, server, kept_process, all_resources, before_keeping=None):
     """Time eager alone on a problem, and keep its process; return its id."""
     path.write_text(IMPORTS + text)
     problem = Problem(path.stem, load(path), torch.device(device))
-    engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None, reserve)
+    engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None, kept_process)
     try:
         engine.prepare()
         # The list forgets the resources, so that their memory is freed.
-        [eager, *_] = all_resources.pop().eager.processes
+        [eager, *_] = all_resources.pop().eager.members
         if before_keeping:
             before_keeping(eager)
         engine.keep_eager()
@@ -55,11 +55,14 @@ def free_bytes():
 def test_a_kept_process_takes_the_next_problem_and_has_freed_the_last_ones_memory(
     tmp_path, all_resources
 ):
-    with referee_at_work(separate_builds=True) as server, closing(Reserve()) as reserve:
+    with (
+        referee_at_work(separate_builds=True) as server,
+        closing(KeptEagerProcess()) as kept_process,
+    ):
         pids, free = [], []
         for name, text in (("linear", LINEAR), ("relu", RELU), ("relu_again", RELU)):
             pids.append(
-                prepare(text, tmp_path / f"{name}.py", "cuda", server, reserve, all_resources)
+                prepare(text, tmp_path / f"{name}.py", "cuda", server, kept_process, all_resources)
             )
             free.append(free_bytes())
     assert len(set(pids)) == 1
@@ -72,8 +75,14 @@ def test_a_process_that_has_ended_is_replaced(device, tmp_path, all_resources):
     def end(eager):
         os.kill(eager.contestant.pid, signal.SIGKILL)
 
-    with referee_at_work(separate_builds=True) as server, closing(Reserve()) as reserve:
-        first = prepare(LINEAR, tmp_path / "first.py", device, server, reserve, all_resources, end)
+    with (
+        referee_at_work(separate_builds=True) as server,
+        closing(KeptEagerProcess()) as kept_process,
+    ):
+        first = prepare(
+            LINEAR, tmp_path / "first.py", device, server, kept_process, all_resources, end
+        )
         assert (
-            prepare(LINEAR, tmp_path / "second.py", device, server, reserve, all_resources) != first
+            prepare(LINEAR, tmp_path / "second.py", device, server, kept_process, all_resources)
+            != first
         )

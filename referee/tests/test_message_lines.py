@@ -3,7 +3,7 @@
 import pytest
 
 from referee import console
-from referee.messages import first_error_line, printable
+from referee.message_lines import first_error_line, printable
 from referee.program.file_grader import FileGrader
 from referee.records import Subject
 from referee.report import graded_files, markdown, tables
