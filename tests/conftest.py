@@ -15,9 +15,12 @@ import torch
 
 import model
 import run
+from referee.tests.seeds import seed_only_what_is_there
 from referee.tests.shared_server import share_server
 from tests.support.processes import copy_finished_builds
 from tests.support.sanitize_markers import mark_sanitized
+
+seed_only_what_is_there()
 
 # The tests run linear/sm80 on every GPU. A user's build has it only where it is the best path.
 if torch.version.cuda:

@@ -50,8 +50,7 @@ class Fault:
         return "cpu" if self.file.endswith(".cpp") else "cuda"
 
     def plant(self, folder):
-        """Make a copy of the project with the fault."""
-        copy_project(folder)
+        """Plant the fault in a copy of the project."""
         path = folder / "kernels" / self.file
         text = path.read_text()
         count = text.count(self.old)
@@ -156,6 +155,7 @@ def environment(folder):
 def build(name, folder):
     """Make a copy of the project with a fault, build its kernels, and write its bundle."""
     fault = FAULTS[name]
+    copy_project(folder)
     fault.plant(folder)
     code = f"""
         from pathlib import Path
@@ -229,14 +229,19 @@ def test_faults_are_found_and_named(name, copies, lines_of_files):
     assert re.match(rf"wrong \({fault.reason}", line), line
 
 
-@pytest.mark.parametrize("name", GPU_FAULTS)
-def test_the_faults_for_gpus_compile(name, tmp_path):
-    """This needs nvcc, but no GPU. As in users' builds, the problem's .cu files are one file."""
-    fault = FAULTS[name]
-    fault.plant(tmp_path)
+@pytest.mark.parametrize("problem", SOURCES)
+def test_the_faults_for_gpus_compile(problem, tmp_path):
+    """One copy has all faults of a problem. This needs nvcc, but no GPU.
+
+    As in users' builds, the problem's .cu files are one file.
+    """
+    copy_project(tmp_path)
+    for name in GPU_FAULTS:
+        if FAULTS[name].problem == problem:
+            FAULTS[name].plant(tmp_path)
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
-    files = [file for file in SOURCES[fault.problem] if file.endswith(".cu")]
+    files = [file for file in SOURCES[problem] if file.endswith(".cu")]
     (tmp_path / "main.cu").write_text("".join(f'#include "{file}"\n' for file in files))
     # Without optimization (-G) and without machine code (-ptx), this takes a few seconds.
     command = ["nvcc", "-std=c++17", "-Ikernels", "-arch=sm_90a", "-G", "-ptx", "main.cu"]
