@@ -116,9 +116,9 @@ def grade_all(
 ) -> list[Result]:
     """Grade solutions against a reference, one after the other.
 
-    All files are read before the first solution starts. Until the function returns, other threads
-    of the caller's process must not start processes: the referee would take them for the
-    solution's and end them.
+    All files are read before the first solution starts. Until the function returns, the first
+    thread of the caller's process must start no other process, and no thread that has started one
+    may end: the referee would take these processes for the solution's and end them.
 
     Args:
         reference: the problem.

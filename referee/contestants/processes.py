@@ -46,8 +46,8 @@ def subreaper() -> Iterator[None]:
     """Make the referee a subreaper for the time of a `with` block; end all orphans afterwards.
 
     In this time no process of the same user can read the referee's memory, unless it has the right
-    to read that of all processes. Children that the caller's other threads start in this time are
-    taken for orphans and ended.
+    to read that of all processes. Children that the process's first thread starts in this time, and
+    those of a thread that ends, are taken for orphans and ended.
     """
     children_before = set(children_of(os.getpid()))
     referees_pids.update(children_before)
