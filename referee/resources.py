@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from referee.contestants import wall_trial
+from referee.contestants import processes, wall_trial
 from referee.contestants.contestant import Contestant
 from referee.contestants.server import Server
 from referee.eager_processes import EagerProcesses, KeptEagerProcess
@@ -58,7 +58,7 @@ class Resources:
 
         A solution's helpers would go on while the solution is stopped, and nobody would know.
         """
-        if not self.server.is_found():
+        if not processes.lists_children():
             reason = "the kernel does not list children in /proc: it needs CONFIG_PROC_CHILDREN"
             raise NotCorrectError(ERROR, reason)
 

@@ -81,6 +81,16 @@ def _children_of_thread(pid: int, thread: int | str) -> list[int]:
     return []
 
 
+def lists_children() -> bool:
+    """Return whether the kernel lists the children of threads; it needs CONFIG_PROC_CHILDREN."""
+    referee = os.getpid()
+    try:
+        with open(f"/proc/{referee}/task/{referee}/children"):  # noqa: PTH123 - as above
+            return True
+    except OSError:
+        return False
+
+
 def scheduler_state(pid: int) -> str:
     """Return the letter that /proc has for a process's state; GONE if the process is not there."""
     return _scheduler_state_in(f"/proc/{pid}")

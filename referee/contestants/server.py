@@ -97,10 +97,6 @@ class Server:
             status = self._restart()
         raise EndedError(status, "")
 
-    def is_found(self) -> bool:
-        """Return whether /proc lists the server's process among the referee's children."""
-        return self._process.pid in processes.children_of(os.getpid())
-
     def close(self) -> None:
         """End the server's process; contestants go on."""
         self._process.kill()
