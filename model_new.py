@@ -83,7 +83,7 @@ class ModelNew(reference.Model):
         self.inplace = inplace
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute max(x, 0) element by element, differentiably. NaN stays NaN.
+        """Replace negative elements by 0, differentiably. NaN and -0.0 are not negative.
 
         Args:
             x: a tensor of any shape, strides and dtype that `torch.relu` takes: float32, float64,

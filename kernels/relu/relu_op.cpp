@@ -1,4 +1,5 @@
-// The operator relu(x) for torch: out = max(x, 0) element by element, NaN stays NaN.
+// The operator relu(x) for torch: out = x < 0 ? 0 : x, element by element. NaN and -0.0 stay as
+// they are.
 //
 // This file decides which calls our kernels compute (relu.cu on a GPU, relu_cpu.cpp on a CPU), and
 // records the backward. torch keeps the whole output for the backward. This operator keeps a mask

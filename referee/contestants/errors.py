@@ -35,5 +35,5 @@ class RaisedError(Exception):
 
     @property
     def is_lack_of_memory(self) -> bool:
-        """True if it is torch's exception for a GPU that has no memory left."""
+        """True if its type has the name of torch's exception for a GPU without memory left."""
         return self.args[0].get("type") == "OutOfMemoryError"

@@ -32,7 +32,7 @@ OTHER_ROUNDINGS_OF_STEPS = 8
 
 
 class ReferenceModule:
-    """The reference's module in the referee's process. No solution can reach it.
+    """The reference's module in the referee's process, which no solution is given.
 
     A module in training mode changes its buffers in a forward. Each method that runs the module
     restores them.

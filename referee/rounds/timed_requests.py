@@ -13,7 +13,8 @@ from referee.resources import Plan, Resources
 from referee.rounds.early_elements import EarlyElements
 from referee.times.two_clocks import Sample, measure_overhead
 
-# A request has enough calls to last this many seconds: many times the spread of empty requests.
+# A request has enough calls, up to MAX_CALLS, to last this many seconds: many times the spread of
+# empty requests.
 MIN_REQUEST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
 MAX_CALLS = 32  # of a request
 MAX_TENSOR_BYTES = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
@@ -32,7 +33,7 @@ class TimedCall(NamedTuple):
     Attributes:
         name: its name in reports.
         contestant: the process that is asked.
-        call: the name of the call that it is asked for; see `names`.
+        call: the name of the call that it is asked for; see `call_names`.
     """
 
     name: str

@@ -155,7 +155,6 @@ def test_results_that_cannot_be_read_in_place_are_copied(tmp_path):
 
 
 @pytest.mark.usefixtures("unreadable_processes")
-@pytest.mark.usefixtures("unreadable_processes")
 def test_copied_results_may_have_another_shape_in_each_call(tmp_path):
     problem = reference("return x[x > 0.5]", "[torch.rand(64, 64)]")
     table = {"same": correct(module("return torch.masked_select(x, x > 0.5)"), "exact")}

@@ -2,8 +2,8 @@
 // autocast, and the recording of traces. They call the operators by name, so that torch.compile and
 // torch.export see one operator for the forward and one for all gradients.
 //
-// Most functions are templates of a Namespace: an operator calls other operators in its own
-// namespace (torch_support/operators.h).
+// An operator calls other operators in its own namespace, so most functions get a Namespace, as an
+// argument or of their template (torch_support/operators.h).
 
 #pragma once
 

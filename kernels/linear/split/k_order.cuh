@@ -12,7 +12,7 @@
 //   pair         0  |   2   |   4   |   6   |   1   |   3   |   5   |   7       (element / 2)
 //
 // split_row.cuh stores x in this order, and sm90/gemm_fp16x3/mainloop.cuh gives the weight to wgmma
-// in it (ConsumerWarpgroup::convert).
+// in it (Fp16x3Consumer::convert).
 
 #pragma once
 

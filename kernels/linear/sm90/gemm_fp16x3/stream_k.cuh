@@ -53,7 +53,7 @@
 //   why         Each then stores its partial sums without waiting (fact 1).
 //   holds       The host launches at most count_gemm_clusters (launch_gemm.cuh) clusters, which is
 //               how many run at once when previous kernels have ended. The next kernel, which may
-//               start early (PDL), starts only after all blocks of this one.
+//               start early (PDL), starts only after all blocks of this one have started.
 //   fails       For example, if this kernel runs in two streams at the same time, or in a stream
 //               that is confined to fewer multiprocessors than were counted (a green context).
 //

@@ -9,7 +9,8 @@
 //     count     += subnormals * 64 / nonzeros       nothing if all are 0
 //   the row needs TF32 if count * 32 > K
 //
-// So the row needs TF32 if, on average over its k-tiles, more than 1 in 32 nonzeros is subnormal.
+// So the row needs TF32 if, on average over its k-tiles, more than 1 in 32 nonzeros is subnormal. A
+// k-tile of zeros counts as one without subnormals.
 //
 // The steps of a warp:
 //
