@@ -12,6 +12,6 @@ From top to bottom; a module imports only modules below it:
     nan_memory         fills memory with NaN
     yardsticks         functions that eager's process times, to show what the device can do
 
-The referee's process and this one both use modules of `contestants/`, and `call_names`. A solution's
-process holds no expected result and no object of the referee's.
+The referee's process and this one both use modules of `contestants/`, and `call_names`. A
+solution's process holds no expected result and no object of the referee's.
 """
