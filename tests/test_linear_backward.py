@@ -78,7 +78,7 @@ def assert_sum(got, terms):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("gradients", ["uniform", "normal"])
-def test_each_element_of_the_biass_gradient_errs_at_most_as_eagers(dtype, gradients):
+def test_each_element_of_the_gradient_of_the_bias_errs_at_most_as_eagers(dtype, gradients):
     """This is on a CPU, against float64, for few and many rows and columns."""
     sizes = [(m, n) for m in (1, 3, 17, 65, 1000) for n in (1, 3, 8, 100, 513, 4096)]
     for m, n in [*sizes, (4097, 33), (65_536, 1), (65_536, 7), (65_536, 130)]:
