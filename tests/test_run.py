@@ -353,7 +353,7 @@ def test_both_problems_are_compared_and_timed(place_solution, small_problems, ca
     kept = timed["step"]["kept_bytes"]
     flops = 2 * 5 * 96 * 80  # of x [5, 96] and weight [80, 96]
     assert (timed["setting"], forward["work"], forward["work_unit"]) == ("highest", flops, "flops")
-    assert [*forward["seconds"]] == [*kept, "eager (again)", "product alone"]
+    assert forward["seconds"].keys() == {*kept, "eager (again)", "product alone"}
     assert (len(forward["seconds"]["eager"]), kept["eager"]) == (2, 5 * 80 * 4)
 
 
