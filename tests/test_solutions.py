@@ -177,7 +177,7 @@ HOSTILE = {
     "object as output": wrong(module("return [x]"), r"returns \[\*\], expected \*"),
     "another shape": wrong(module("return torch.relu(x).view(-1)"), "output's shape is "),
     "another dtype": wrong(module("return torch.relu(x).double()"), "'s dtype is float64"),
-    "sparse": wrong(module("return torch.relu(x).to_sparse()"), "not a plain tensor"),
+    "sparse": wrong(module("return torch.relu(x).to_sparse()"), "not a dense tensor"),
     "nan becomes 0": wrong(NO_NAN, "special values"),
 }
 
