@@ -16,7 +16,7 @@ from referee.message_lines import first_error_line, printable
 from referee.times.gain import TimesOfSetting
 from referee.verdict_words import CORRECT, ERROR
 
-# What an honest author can look for, after an invalid reply.
+# A hint for an honest author after an invalid reply.
 HOW_REPLIES_STAY_VALID = (
     "a file may not write to descriptors that it has not opened, or change json or the referee"
 )

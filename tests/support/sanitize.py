@@ -57,7 +57,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found.
+    """The findings of a run.
 
     Attributes:
         tests: how many tests passed, as pytest prints it; "none" if pytest printed no number.
