@@ -41,9 +41,9 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   }
 }
 
-// A mask is made and tested in words that are as wide as an element, so that one vector register has
-// a lane for each bit. Example: an element of a half type has 16 bits, so a word has the mask bits
-// of 16 elements. Lane i handles element i, and bit i of the word, kBitOfLane[i] = 1 << i.
+// A mask is made and tested in words that are as wide as an element, so that one vector register
+// has a lane for each bit. Example: an element of a half type has 16 bits, so a word has the mask
+// bits of 16 elements. Lane i handles element i, and bit i of the word, kBitOfLane[i] = 1 << i.
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};
