@@ -9,7 +9,7 @@ steps have gradients of outputs.
 
                                                                         state of
     when                           function              inputs  gradients  solution   eager
-    the round begins               `_draw_round`         new     new        new        new
+    the round begins               (in the checks)       new     new        new        new
     before each turn, if small     rewrite_small_memory  again              again      again
     the solution has replied       fill_with_nan         NaN                NaN
     its results have been freed    rewrite_inputs        again   again
