@@ -101,8 +101,7 @@ def _time_rounds(grading: Grading) -> None:
     for samples in timed_rounds(grading, rounds.run_round, "the training step"):
         rounds.samples.add(samples)
         rounds.samples.set_times(step)
-    wait_count = 2 * step_count  # a GPU waits before each half of a step
-    note_clock(grading, rounds.samples.whole_steps, wait_count)
+    note_clock(grading, rounds.samples.whole_steps)
     for quantity in rounds.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
