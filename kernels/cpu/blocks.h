@@ -22,7 +22,7 @@ namespace {
 
 // out = x < 0 ? 0 : x, which keeps NaN and -0.
 //
-// One comparison of signed integers, which SSE and AVX2 have, finds the negative numbers: x is
+// One comparison of signed integers, which SSE4.2 and AVX2 have, finds the negative numbers: x is
 // negative if its bits less 1 are less than the bits of -inf. In float32, where -inf is 0xff800000:
 //
 //     x                    its bits                   less 1                     so x is
@@ -51,10 +51,10 @@ constexpr auto kBitOfLane = [] {
   return bits;
 }();
 
-// Returns whether backward passes the gradient of an element through: relu's output is neither 0
-// nor -0. Adding the bits to themselves shifts the sign out.
+// The mask bit of an element: true if backward passes its gradient through, which it does unless
+// relu's output is 0 or -0. Adding the bits to themselves shifts the sign out.
 template <typename Bits>
-constexpr bool gradient_passes(Bits relu_output) {
+constexpr bool mask_bit(Bits relu_output) {
   return static_cast<Bits>(relu_output + relu_output) != 0;
 }
 
@@ -64,7 +64,7 @@ constexpr bool gradient_passes(Bits relu_output) {
 // long (EPYC).
 inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
   uint8_t flags[kBlock];
-  for (int64_t i = 0; i < kBlock; ++i) flags[i] = gradient_passes(out[i]) ? 0xff : 0;
+  for (int64_t i = 0; i < kBlock; ++i) flags[i] = mask_bit(out[i]) ? 0xff : 0;
   constexpr int64_t kBytes = sizeof(__m128i);
   uint64_t mask = 0;
   for (int64_t i = 0; i < kBlock; i += kBytes) {
@@ -75,7 +75,7 @@ inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
 }
 #endif
 
-// Returns the mask of a block of relu's output: bit i is 1 if the gradient of element i passes.
+// Returns the mask of a block of relu's output: bit i is element i's.
 template <typename Bits>
 uint64_t mask_of_block(const Bits* out) {
 #ifdef __SSE2__
@@ -92,7 +92,7 @@ uint64_t mask_of_block(const Bits* out) {
 #pragma GCC unroll 4
 #endif
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      word |= kBitOfLane<Bits>[lane] & ones_if<Bits>(gradient_passes(out[i + lane]));
+      word |= kBitOfLane<Bits>[lane] & ones_if<Bits>(mask_bit(out[i + lane]));
     }
     words[i / kLanes] = word;
   }
