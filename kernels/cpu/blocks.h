@@ -1,4 +1,5 @@
 // Functions of a block of 64 elements on a CPU: ReLU, making a mask, and selecting by a mask.
+// (launchers.h says what a mask is.)
 //
 // The functions are plain loops that compilers turn into vector instructions. They handle elements
 // as the integers that hold their bits. Integer operations keep the payload of a NaN, and
