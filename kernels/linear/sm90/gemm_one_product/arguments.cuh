@@ -60,8 +60,8 @@ struct OneProductConfig {
   static constexpr int kFirstConverterBarrier =    // one for each converter warp: 3, 4 and 5
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 
-  // Registers of a thread after setmaxnreg. The workers are the warpgroup of the TMA producer and
-  // the converters. Consumers of GradientMode need more registers, because they keep the packed
+  // Registers of a thread after setmaxnreg. The workers are the producer warp and the converter
+  // warps. Consumers of GradientMode need more registers, because they keep the packed
   // results of a tile beside the accumulators of the next one. The workers need fewer there,
   // because they convert nothing.
   static constexpr int kWorkerRegisters = 88;

@@ -41,8 +41,9 @@
 //
 //   warps 0 - 3     consumer warpgroup 0: wgmma, epilogue                     208 (240)
 //   warps 4 - 7     consumer warpgroup 1: wgmma, epilogue                     208 (240)
-//   warp 8          TMA producer                                               88 (24)
-//   warps 9 - 11    converters in ConvertMode, idle in the other modes         88 (24)
+//   warps 8 - 11    workers                                                    88 (24)
+//     warp 8          TMA producer
+//     warps 9 - 11    converters in ConvertMode, idle in the other modes
 //
 // The parts are in these files:
 //
