@@ -178,6 +178,9 @@ struct RowOfThread {
         start(kOctet * thread),
         step(int64_t{kOctet} * threads) {}
 
+  // Returns the first element of octet g.
+  __device__ int64_t element_of(int64_t g) const { return start + g * step; }
+
   // Returns where the octet that begins at element i is stored, as an index of hi or lo.
   __device__ int64_t place_of(int64_t i) const {
     const int depth = k_tile_depth(form);
@@ -193,7 +196,7 @@ struct OctetPlaces {
   int64_t step;
 
   __device__ explicit OctetPlaces(const RowOfThread& row)
-      : first(row.place_of(row.start)), step(row.place_of(row.start + row.step) - first) {}
+      : first(row.place_of(row.element_of(0))), step(row.place_of(row.element_of(1)) - first) {}
 
   // Returns where octet g is stored, as an index of hi or lo.
   __device__ int64_t of_octet(int64_t g) const { return first + g * step; }
@@ -217,7 +220,7 @@ load_and_find_largest(const RowOfThread& row, float (&kept)[SplitConfig::kKeptOc
   load_octets(kept, row.source, row.start, row.step, row.k);
 #pragma unroll
   for (int g = 0; g < kKeptOctets; ++g) update_largest(kept[g], &largest_bits);
-  for (int64_t i = row.start + kKeptOctets * row.step; i < row.k; i += row.step) {
+  for (int64_t i = row.element_of(kKeptOctets); i < row.k; i += row.step) {
     float v[1][kOctet];
     load_octets(v, row.source, i, row.step, row.k);
     update_largest(v[0], &largest_bits);
@@ -246,7 +249,7 @@ split_and_store(const RowOfThread& row, const RowScale& scale,
       split_pair(scaled[2 * j], scaled[2 * j + 1], &hi[j], &lo[j]);
     }
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
-    const bool exists = row.start + g * row.step < row.padded_k;
+    const bool exists = row.element_of(g) < row.padded_k;
     const int64_t place = places.of_octet(g);
     store_octet(matrix.hi + place, hi, is_interleaved, exists);
     if (has_lo) store_octet(matrix.lo + place, lo, is_interleaved, exists);
@@ -258,7 +261,7 @@ split_and_store(const RowOfThread& row, const RowScale& scale,
   }
   for (int64_t g = kKeptOctets; g * row.step < row.padded_k; ++g) {
     float v[1][kOctet];
-    load_octets(v, row.source, row.start + g * row.step, row.step, row.k);
+    load_octets(v, row.source, row.element_of(g), row.step, row.k);
     split_octet(g, v[0]);
   }
   return counter;
