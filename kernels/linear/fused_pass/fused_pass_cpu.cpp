@@ -208,31 +208,39 @@ struct Backward {
     divide_and_select<E>(grad_output + first, flags, divisor, grad_z + first, count);
   }
 
+  // Writes grad_z of the unit's rows begin <= row < end, run by run.
+  void write_rows(const Unit& unit, int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; row += unit.rows_of_run) {
+      const int64_t rows = std::min(unit.rows_of_run, end - row);
+      write_run(row, rows, unit.first_column, unit.columns);
+    }
+  }
+
   // Writes grad_z of a unit. Also writes the sums of the unit's columns to row unit.row_group of
   // `sums`, unless it is null.
   void write_unit(const Unit& unit) const {
+    const int64_t unit_end = unit.first_row + unit.rows;
+    if (sums == nullptr) {
+      write_rows(unit, unit.first_row, unit_end);
+      return;
+    }
     // element_sums[i] is the sum over all runs of their element i. If a run has several rows, a
     // column has one sum for each row of the run. sum_rows adds these sums at the end.
     double element_sums[kMaxRun];
-    if (sums != nullptr) std::fill_n(element_sums, unit.rows_of_run * unit.columns, 0.0);
+    std::fill_n(element_sums, unit.rows_of_run * unit.columns, 0.0);
     // Four runs of grad_z are written, and then added while they are in the L1 cache.
-    const int64_t rows_at_once = CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
-    const int64_t unit_end = unit.first_row + unit.rows;
-    for (int64_t begin = unit.first_row; begin < unit_end; begin += rows_at_once) {
-      const int64_t end = std::min(begin + rows_at_once, unit_end);
-      for (int64_t row = begin; row < end; row += unit.rows_of_run) {
-        const int64_t rows = std::min(unit.rows_of_run, end - row);
-        write_run(row, rows, unit.first_column, unit.columns);
-      }
-      if (sums != nullptr) add_runs(unit, begin, end, element_sums);
+    const int64_t rows_of_four_runs = CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
+    for (int64_t row = unit.first_row; row < unit_end; row += rows_of_four_runs) {
+      const int64_t end = std::min(row + rows_of_four_runs, unit_end);
+      write_rows(unit, row, end);
+      add_rows(unit, row, end, element_sums);
     }
-    if (sums == nullptr) return;
     sum_rows(element_sums, unit.rows_of_run, unit.columns);
     std::copy_n(element_sums, unit.columns, sums + unit.row_group * n + unit.first_column);
   }
 
-  // Adds the unit's runs of the rows begin <= row < end, at most four runs, to their sums.
-  void add_runs(const Unit& unit, int64_t begin, int64_t end, double* element_sums) const {
+  // Adds the unit's rows begin <= row < end of grad_z, at most four runs, to element_sums.
+  void add_rows(const Unit& unit, int64_t begin, int64_t end, double* element_sums) const {
     const Bits* run = grad_z + begin * n + unit.first_column;
     const int64_t stride = unit.rows_of_run * n;
     const bool has_four = end - begin == CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
