@@ -32,6 +32,14 @@ namespace kernels {
 
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
+// The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
+// multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the same:
+// on a CPU the other order may take ten times as long.
+struct Transposes {
+  bool grad_x = false;
+  bool grad_weight = false;
+};
+
 // The operands of the backward, and the gradients that are needed. The struct only refers to the
 // tensors.
 struct BackwardInputs {
@@ -42,11 +50,7 @@ struct BackwardInputs {
   bool needs_grad_bias;
   double divisor;
 
-  // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
-  // multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the
-  // same: on a CPU the other order may take ten times as long.
-  bool transposes_grad_x = false;
-  bool transposes_grad_weight = false;
+  Transposes transposes = {};
 };
 
 // The gradients of x, weight and bias; undefined tensors for those that are not needed.
@@ -165,10 +169,10 @@ Gradients finish_gradients(const BackwardInputs& inputs, const GradZAndBias& gra
   Gradients gradients;
   gradients.bias = grad.bias;
   if (inputs.x) {
-    gradients.weight = multiply(grad_z.t(), as_matrix(*inputs.x), inputs.transposes_grad_weight);
+    gradients.weight = multiply(grad_z.t(), as_matrix(*inputs.x), inputs.transposes.grad_weight);
   }
   if (inputs.weight) {
-    gradients.x = multiply(grad_z, *inputs.weight, inputs.transposes_grad_x);
+    gradients.x = multiply(grad_z, *inputs.weight, inputs.transposes.grad_x);
     if (grad.z.dim() != 2) {
       const c10::SymInt k = gradients.x.sym_size(-1);
       gradients.x = gradients.x.view_symint(with_last(grad.z.sym_sizes(), k));
