@@ -36,8 +36,8 @@ struct CpuBackwardConfig {
   // loaded and stored once for four terms.
   static constexpr int64_t kRunsAdded = 4;
   // First the columns of each row group are summed, and then the sums of the row groups. A row
-  // group has 64 rows, or more if they are short: row_group_size, below.
-  static constexpr int64_t kRowGroupSize = 64;
+  // group has 64 rows, or more if they are short (Units).
+  static constexpr int64_t kLeastRowGroup = 64;
 };
 static_assert(CpuBackwardConfig::kRunsAdded == 4, "add_four_runs adds four");
 
@@ -123,28 +123,9 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
              });
 }
 
-// The rows of backward's runs: as many as fit, or 1 if a row is longer than a run. If 64 or
-// more fit, the number is a multiple of 64: the runs then have whole blocks for every n, and
-// whole blocks are faster.
-int64_t rows_per_run(int64_t n) {
-  const int64_t rows = kMaxRun / n;
-  if (rows >= kBlock) return rows / kBlock * kBlock;
-  return std::max<int64_t>(rows, 1);
-}
-
-// The rows of a row group: 64, or those of four runs if they are more. Row groups do not
-// depend on the number of threads, and so neither does the order of the additions.
-int64_t row_group_size(int64_t n) {
-  return std::max(CpuBackwardConfig::kRowGroupSize,
-                  CpuBackwardConfig::kRunsAdded * rows_per_run(n));
-}
-
-int64_t row_groups_of(int64_t m, int64_t n) { return divide_up(m, row_group_size(n)); }
-
-int64_t units_of_row_group(int64_t n) { return divide_up(n, kMaxRun); }
-
-// The part of the matrix that one thread handles at a time in backward: the rows of a row group,
-// and as many columns as a run has. Units are numbered along the rows:
+// How backward divides a matrix [m, n] into units. A unit is the part that one thread handles at a
+// time: the rows of a row group, and as many columns as a run has. Units are numbered along the
+// rows:
 //
 //     n = 1300: rows are longer than a run          n = 200: a run has two whole rows
 //
@@ -155,6 +136,31 @@ int64_t units_of_row_group(int64_t n) { return divide_up(n, kMaxRun); }
 //      |  3    |  4    | 5  |  row group 1            |      1       |   row group 1
 //      +-------+-------+----+                         +--------------+
 //      a unit has 64 runs of one row                  a unit has 32 runs of two rows
+struct Units {
+  int64_t m;
+  int64_t n;
+  // As many rows as fit into a run, or 1 if a row is longer. If 64 or more fit, the number is a
+  // multiple of 64: the runs then have whole blocks for every n, and whole blocks are faster.
+  int64_t rows_of_run;
+  // 64, or the rows of four runs if they are more. Row groups do not depend on the number of
+  // threads, and so neither does the order of the additions.
+  int64_t rows_of_row_group;
+  int64_t row_groups;
+  int64_t per_row_group;
+
+  Units(int64_t m, int64_t n) : m(m), n(n) {
+    rows_of_run = std::max<int64_t>(kMaxRun / n, 1);
+    if (rows_of_run >= kBlock) rows_of_run = rows_of_run / kBlock * kBlock;
+    rows_of_row_group =
+        std::max(CpuBackwardConfig::kLeastRowGroup, CpuBackwardConfig::kRunsAdded * rows_of_run);
+    row_groups = divide_up(m, rows_of_row_group);
+    per_row_group = divide_up(n, kMaxRun);
+  }
+
+  int64_t count() const { return row_groups * per_row_group; }
+};
+
+// One of the units.
 struct Unit {
   int64_t row_group;
   int64_t first_row;
@@ -163,13 +169,13 @@ struct Unit {
   int64_t columns;
   int64_t rows_of_run;  // the last run of a unit may have fewer
 
-  Unit(int64_t index, int64_t m, int64_t n) {
-    row_group = index / units_of_row_group(n);
-    first_row = row_group * row_group_size(n);
-    rows = std::min(row_group_size(n), m - first_row);
-    first_column = index % units_of_row_group(n) * kMaxRun;
-    columns = std::min(kMaxRun, n - first_column);
-    rows_of_run = std::min(rows_per_run(n), rows);
+  Unit(int64_t number, const Units& units) {
+    row_group = number / units.per_row_group;
+    first_row = row_group * units.rows_of_row_group;
+    rows = std::min(units.rows_of_row_group, units.m - first_row);
+    first_column = number % units.per_row_group * kMaxRun;
+    columns = std::min(kMaxRun, units.n - first_column);
+    rows_of_run = std::min(units.rows_of_run, rows);
   }
 };
 
@@ -278,26 +284,27 @@ void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t en
 // The bytes of Backward::sums.
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call) {
   if (call.grad_bias == nullptr) return 0;
-  return row_groups_of(call.m, call.n) * call.n * sizeof(double);
+  return Units(call.m, call.n).row_groups * call.n * sizeof(double);
 }
 
 int64_t linear_fused_pass_backward_units(const FusedPassBackwardArguments& call) {
-  return row_groups_of(call.m, call.n) * units_of_row_group(call.n);
+  return Units(call.m, call.n).count();
 }
 
 void linear_fused_pass_backward(const FusedPassBackwardArguments& call, int64_t begin,
                                 int64_t end) {
   dispatch_dtype(call.dtype, [=](auto element) {
     const Backward<decltype(element)> backward(call);
-    for (int64_t index = begin; index < end; ++index) {
-      backward.write_unit(Unit(index, call.m, call.n));
+    const Units units(call.m, call.n);
+    for (int64_t number = begin; number < end; ++number) {
+      backward.write_unit(Unit(number, units));
     }
   });
 }
 
 void linear_fused_pass_backward_sum(const FusedPassBackwardArguments& call) {
   auto* const sums = static_cast<double*>(call.workspace);
-  sum_rows(sums, row_groups_of(call.m, call.n), call.n);
+  sum_rows(sums, Units(call.m, call.n).row_groups, call.n);
   dispatch_dtype(call.dtype, [=](auto element) {
     using E = decltype(element);
     auto* const grad_bias = static_cast<typename E::Bits*>(call.grad_bias);
