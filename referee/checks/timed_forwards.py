@@ -71,7 +71,7 @@ def time_forwards(grading: Grading) -> None:
     for timed_call in timed_calls:
         resources.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
-    note_clock(grading, runner.samples, wait_count=1)
+    note_clock(grading, runner.samples)
     check_eager_speed(grading, plan, runner.samples)
 
 

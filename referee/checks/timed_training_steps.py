@@ -101,8 +101,7 @@ def _time_rounds(grading: Grading) -> None:
     for samples in timed_rounds(grading, runner.run_round, "the training step"):
         runner.samples.add(samples)
         runner.samples.set_times(step)
-    wait_count = 2 * step_count  # a GPU waits before each half of a step
-    note_clock(grading, runner.samples.whole_steps, wait_count)
+    note_clock(grading, runner.samples.whole_steps)
     for quantity in runner.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")

@@ -13,8 +13,7 @@ from referee.resources import Plan, Resources
 from referee.rounds.early_elements import EarlyElements
 from referee.times.two_clocks import Sample, measure_overhead
 
-# A request has enough calls, up to MAX_CALLS, to last this many seconds: many times the spread of
-# empty requests.
+# A request has enough calls to last this many seconds, but at most MAX_CALLS.
 MIN_REQUEST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
 MAX_CALLS = 32  # of a request
 MAX_TENSOR_BYTES = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs

@@ -99,26 +99,38 @@ def test_the_lateness_of_steps_counts_for_both_halves():
     assert (step.forward.lateness, step.backward.lateness) == (2.875, 2.875)
 
 
+# Eight calls of eager's take 24 ms, and a request of eager's 26 to 26.5 ms. The columns are the
+# time of the solution's calls by its own clock, the time of its request by the referee's (in ms),
+# the device, and the notes. A copy of eager really takes 24 ms.
+CLOCK_NOTES = {
+    "a copy that hides 1%": (23.76, 26.0, "cuda", [UNCONFIRMED]),
+    "a copy that replies faster than eager": (22.0, 24.5, "cuda", [UNCONFIRMED]),
+    "a copy that replies at once, on a CPU": (21.0, 24.0, "cpu", [UNCONFIRMED]),
+    "no gain": (24.0, 26.2, "cuda", []),
+    "an honest gain": (16.0, 18.2, "cuda", []),
+    "an honest gain on a CPU": (16.0, 18.2, "cpu", []),
+    "an honest gain that is less than the overhead": (23.0, 25.2, "cuda", [UNCONFIRMED]),
+}
+
+
 @pytest.mark.parametrize(
-    ("device", "wait_count", "is_confirmed"),
-    [("cpu", 1, True), ("cuda", 0, True), ("cuda", 1, True), ("cuda", 16, False)],
+    ("own_ms", "request_ms", "device", "notes"), CLOCK_NOTES.values(), ids=CLOCK_NOTES
 )
-def test_a_gain_that_a_wait_of_the_gpu_may_hide_is_unconfirmed(device, wait_count, is_confirmed):
-    """Eight calls take 0.1 ms each, and eager's take 0.2 ms; a wait takes 0.15 ms."""
+def test_a_gain_that_the_referees_clock_does_not_show_is_unconfirmed(
+    own_ms, request_ms, device, notes
+):
     timed_calls = [*TIMED_CALLS, TimedCall(NAMES.solution, None, "")]
     samples = RoundSamples(NAMES, timed_calls)
-    samples.empty_samples.append(Sample([1e-6], 1e-4))
-    milliseconds = {NAMES.solution: 0.1, NAMES.eager: 0.2, NAMES.control: 0.2}
-    for _ in range(3):
-        samples.add({
-            name: Sample([1e-3 * ms] * 8, 8e-3 * ms + 1e-4) for name, ms in milliseconds.items()
-        })  # fmt: skip
+    for eagers_request_ms in (26.0, 26.25, 26.5):
+        eager = Sample([3e-3] * 8, 1e-3 * eagers_request_ms)
+        solution = Sample([1e-3 * own_ms / 8] * 8, 1e-3 * request_ms)
+        samples.add({NAMES.eager: eager, NAMES.control: eager, NAMES.solution: solution})
+        samples.empty_samples.append(Sample([1e-6] * 8, 1.5e-3))
     verdict = SimpleNamespace(notes=[])
-    grading = SimpleNamespace(
-        problem=SimpleNamespace(names=NAMES), device=torch.device(device), verdict=verdict
-    )
-    note_clock(grading, samples, wait_count)
-    assert verdict.notes == ([] if is_confirmed else [UNCONFIRMED])
+    problem = SimpleNamespace(names=NAMES)
+    grading = SimpleNamespace(problem=problem, device=torch.device(device), verdict=verdict)
+    note_clock(grading, samples)
+    assert verdict.notes == notes
 
 
 # The samples of a timed call, and the seconds of a call in each of its requests.
@@ -232,15 +244,6 @@ def test_no_time_is_zero():
 def test_a_false_clock_shows_less_than_an_empty_call_takes(own_of_requests, is_false):
     samples = [Sample(own, 20.0) for own in own_of_requests]
     assert OVERHEAD.is_false(samples) == is_false
-
-
-@pytest.mark.parametrize(
-    ("subtracted", "eager_p10", "call_count", "hideable"),
-    [(3.0, 2.0, 1, 1.0), (3.0, 2.0, 4, 0.25), (2.0, 2.0, 4, 0.0), (2.0, 3.0, 4, 0.0)],
-)
-def test_the_hideable_seconds(subtracted, eager_p10, call_count, hideable):
-    overhead = Overhead(subtracted, eager_p10, fastest_empty_request=1.0, fastest_empty_call=0.1)
-    assert overhead.hideable_seconds(call_count) == hideable
 
 
 # Empty requests take 1 to 11 s: the 10th percentile is 2 s, and the 90th 10 s.
