@@ -36,7 +36,7 @@ from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.resources import Resources
 from referee.rounds.timed_requests import is_planned, plan_of
-from referee.times.timing import drop_unfinished_round
+from referee.times.timings import drop_unfinished_round
 from referee.verdict import NotCorrectError, Verdict, outcome
 from referee.verdict_words import CORRECT, ERROR, INTERRUPTED, TIME_LIMIT
 

@@ -45,8 +45,7 @@ from referee.rounds.turns import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.times.gain import TimesOfSetting
-from referee.times.timing import Timings
+from referee.times.timings import TimesOfSetting, Timings
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG

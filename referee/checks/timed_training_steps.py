@@ -45,7 +45,7 @@ from referee.rounds.turns import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.times.timing import StepTimings, Timings
+from referee.times.timings import StepTimings, Timings
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 

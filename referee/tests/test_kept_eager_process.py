@@ -14,7 +14,7 @@ from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.graded import remember_resources
 from referee.tests.texts import IMPORTS, reference
-from referee.times.timing import RoundLimit
+from referee.times.round_limit import RoundLimit
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,9 @@ from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
 from referee.rounds.slow_eager import TURNS, check_eager_speed
 from referee.rounds.step_samples import StepSample, StepSamples
 from referee.rounds.timed_requests import TimedCall
-from referee.times.gain import TimesOfSetting, compare_times
-from referee.times.timing import Names, Rate, StepTimings, Timings, p10_and_p90, speed_up
+from referee.times.gain import compare_times
+from referee.times.ratios import p10_and_p90, speed_up
+from referee.times.timings import Names, Rate, StepTimings, TimesOfSetting, Timings
 from referee.times.two_clocks import (
     LATENESS_OF_IDLE_GPU,
     MIN_SECONDS,
