@@ -223,10 +223,10 @@ def _drop_unfinished_times(verdict: Verdict) -> None:
     """Drop unfinished rounds, which an interrupt leaves; drop all times of a wrong file."""
     kept = []
     for times in verdict.times:
-        step = times.training_step
-        if step and drop_unfinished_round(step.forward, step.backward) == 0:
-            times.training_step = None
-        rounds_left = drop_unfinished_round(times.timings)
+        steps = times.steps
+        if steps and drop_unfinished_round(steps.forward, steps.backward) == 0:
+            times.steps = None
+        rounds_left = drop_unfinished_round(times.forwards)
         if rounds_left > 0:
             kept.append(times)
     may_have_times = verdict.word in (CORRECT, INTERRUPTED)

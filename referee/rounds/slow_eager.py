@@ -59,7 +59,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
 
 def _seconds_beside(grading: Grading) -> list[float]:
     """Return eager's seconds of a call beside the solution, in both of its turns in each round."""
-    names, seconds = grading.problem.names, grading.findings.times.timings.seconds
+    names, seconds = grading.problem.names, grading.findings.times.forwards.seconds
     return seconds[names.eager] + seconds[names.control]
 
 

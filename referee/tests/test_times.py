@@ -372,7 +372,7 @@ def grading_with_slow_eager(device: str, seconds_of_new: Sequence[float] = ()) -
         problem=problem,
         device=problem.device,
         resources=SimpleNamespace(problem=problem, eager=eager),
-        findings=SimpleNamespace(times=SimpleNamespace(timings=timings)),
+        findings=SimpleNamespace(times=SimpleNamespace(forwards=timings)),
         verdict=SimpleNamespace(notes=[]),
     )
 

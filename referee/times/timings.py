@@ -94,24 +94,24 @@ class TimesOfSetting:
 
     Attributes:
         setting: the precision of float32 products; "" where there is only one.
-        timings: the times of forwards.
-        training_step: the times of training steps, or None.
+        forwards: the times of forwards.
+        steps: the times of training steps; None where none is timed.
     """
 
     setting: str
-    timings: Timings
-    training_step: StepTimings | None = None
+    forwards: Timings
+    steps: StepTimings | None = None
 
     @property
     def speed_word(self) -> str:
         """The solution's time beside eager's, in a word: see `compare_times`."""
-        names, seconds = self.timings.names, self.timings.seconds
+        names, seconds = self.forwards.names, self.forwards.seconds
         return compare_times(
             eager=seconds[names.eager],
             control=seconds[names.control],
             solution=seconds[names.solution],
-            device=self.timings.device,
-            lateness=self.timings.lateness,
+            device=self.forwards.device,
+            lateness=self.forwards.lateness,
         )
 
 
