@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, checked_seconds
-from referee.times.timing import Names, StepTimings
+from referee.times.timings import Names, StepTimings
 from referee.times.two_clocks import Sample
 
 
