@@ -1,8 +1,8 @@
 # The jobs of .ci/run that compile the sources without running them, and that check their format;
 # and a compiler for its tests. .ci/run includes this file. It sets $work, a temporary folder.
 
-folders=(kernels tests/third_problem/kernels)
-problems=(kernels/relu kernels/linear tests/third_problem/kernels/gelu)
+folders=(kernels tests/project/third_problem/kernels)
+problems=(kernels/relu kernels/linear tests/project/third_problem/kernels/gelu)
 include_flags=(-I. "${folders[@]/#/-I}")  # an -I before each folder
 
 PATH+=:$work/tools/bin

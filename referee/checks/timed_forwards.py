@@ -63,16 +63,16 @@ def time_forwards(grading: Grading) -> None:
     timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
-    rounds = _ForwardRounds(grading, timed_calls, plan.call_count)
-    rounds.time_empty_requests()
-    for samples in timed_rounds(grading, rounds.run_round, "the forward"):
-        rounds.samples.add(samples)
-        _set_times(timings, rounds.samples)
+    runner = _ForwardRunner(grading, timed_calls, plan.call_count)
+    runner.time_empty_requests()
+    for samples in timed_rounds(grading, runner.run_round, "the forward"):
+        runner.samples.add(samples)
+        _set_times(timings, runner.samples)
     for timed_call in timed_calls:
         resources.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
-    note_clock(grading, rounds.samples)
-    check_eager_speed(grading, plan, rounds.samples)
+    note_clock(grading, runner.samples)
+    check_eager_speed(grading, plan, runner.samples)
 
 
 def _prepare_eager(grading: Grading) -> None:
@@ -123,7 +123,7 @@ class DrawnRound(NamedTuple):
     eager_results: list[list[torch.Tensor]]
 
 
-class _ForwardRounds:
+class _ForwardRunner:
     """Runs the rounds of forwards.
 
     Args:

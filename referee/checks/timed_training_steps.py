@@ -96,13 +96,13 @@ def _time_rounds(grading: Grading) -> None:
     step = _start_step(grading, timed_calls)
     # With this many steps, a request lasts about as long as one of forwards.
     step_count = math.ceil(plan_of(resources).call_count / FORWARDS_OF_A_STEP)
-    rounds = _StepRounds(grading, timed_calls, step_count)
-    rounds.prepare()
-    for samples in timed_rounds(grading, rounds.run_round, "the training step"):
-        rounds.samples.add(samples)
-        rounds.samples.set_times(step)
-    note_clock(grading, rounds.samples.whole_steps)
-    for quantity in rounds.quantities:
+    runner = _StepRunner(grading, timed_calls, step_count)
+    runner.prepare()
+    for samples in timed_rounds(grading, runner.run_round, "the training step"):
+        runner.samples.add(samples)
+        runner.samples.set_times(step)
+    note_clock(grading, runner.samples.whole_steps)
+    for quantity in runner.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
 
@@ -118,7 +118,7 @@ def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     return grading.findings.times.training_step
 
 
-class _StepRounds:
+class _StepRunner:
     """Runs the rounds of training steps.
 
     Args:

@@ -14,7 +14,7 @@ budget draw:
       |
     ReferenceValues        its values: eager, and exact if there is a result in float64
       |                    how far off is eager?
-    Errors                 eager's largest error, its mean error, the size of the result
+    ErrorSizes             eager's largest error, its mean error, the size of the result
       |                    times the factors for the dtype, see `budget._Leniency`
     Budget                 how far off an element may be, and the mean; `Limits` holds both, and
       |                    `ReferenceTensor.compare` judges a result for the budget draw by them

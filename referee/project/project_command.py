@@ -37,7 +37,7 @@ from referee.project.project_arguments import check_options, make_parser
 from referee.project.sweep import Sweep
 from referee.reference.file import BadReferenceError
 from referee.report import files, plot, tables
-from referee.times.timing import QUICK_PARAMETERS, QUICK_ROUNDS, Rounds
+from referee.times.timing import QUICK_PARAMETERS, QUICK_ROUNDS, RoundLimit
 
 
 def main(arguments: list[str] | None, project: Project) -> int:
@@ -133,7 +133,7 @@ def _make_options(args: argparse.Namespace, device: torch.device) -> Options:
     if not is_quick_check(args):
         return replace(options, compiled=is_gpu and args.full)
     if is_gpu:
-        return replace(options, is_quick=True, rounds=Rounds(QUICK_ROUNDS))
+        return replace(options, is_quick=True, round_limit=RoundLimit(QUICK_ROUNDS))
     return replace(options, is_quick=True, largest_gradients=QUICK_PARAMETERS)
 
 

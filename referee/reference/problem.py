@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from referee.call_names import COPY
-from referee.comparison.case import Case
+from referee.comparison.case import OwnCase
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
 from referee.contestants.descriptions import as_plain_tensor, flatten
@@ -194,7 +194,7 @@ class Problem:
         """
         return None
 
-    def cases(self, device_seed: int) -> Iterable[Case]:
+    def cases(self, device_seed: int) -> Iterable[OwnCase]:
         """Return the problem's own small cases.
 
         Args:

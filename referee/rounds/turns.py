@@ -9,7 +9,7 @@ steps have gradients of outputs.
 
                                                                         state of
     when                           function              inputs  gradients  solution   eager
-    the round begins               `_draw_round`         new     new        new        new
+    the round begins               (in the checks)       new     new        new        new
     before each turn, if small     rewrite_small_memory  again              again      again
     the solution has replied       fill_with_nan         NaN                NaN
     its results have been freed    rewrite_inputs        again   again
@@ -26,7 +26,7 @@ from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
 from referee.times import timing
 
-Round = TypeVar("Round")  # what a function that runs one round returns
+Samples = TypeVar("Samples")  # the timed calls' samples of one round, by their names
 # Inputs of at most this many bytes are written before every request, so that all processes find the
 # same part of them in the caches. Larger inputs are written once a round. The same limit applies to
 # parameters.
@@ -54,7 +54,9 @@ def in_random_order(timed_calls: list[TimedCall]) -> list[TimedCall]:
     return random.SystemRandom().sample(timed_calls, len(timed_calls))
 
 
-def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) -> Iterator[Round]:
+def timed_rounds(
+    grading: Grading, run_round: Callable[[], Samples], name: str
+) -> Iterator[Samples]:
     """Run the warm-up and the timed rounds; yield what each timed round returns.
 
     Args:
@@ -65,7 +67,7 @@ def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) ->
     setting = grading.problem.setting
     return timing.run_rounds(
         run_round,
-        grading.options.rounds,
+        grading.options.round_limit,
         grading.device,
         f"{name} at {setting}" if setting else name,
         grading.progress,

@@ -14,7 +14,7 @@ from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.graded import remember_resources
 from referee.tests.texts import IMPORTS, reference
-from referee.times.timing import Rounds
+from referee.times.timing import RoundLimit
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def prepare(text, path, device, server, kept_process, all_resources, before_keep
     """Time eager alone on a problem, and keep its process; return its id."""
     path.write_text(IMPORTS + text)
     problem = Problem(path.stem, load(path), torch.device(device))
-    engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None, kept_process)
+    engine = Engine(problem, server, Options(RoundLimit(3), 120.0), lambda *_: None, kept_process)
     try:
         engine.prepare()
         # The list forgets the resources, so that their memory is freed.

@@ -49,7 +49,7 @@ class Rate(NamedTuple):
     yardstick: str
 
 
-class Rounds(NamedTuple):
+class RoundLimit(NamedTuple):
     """How many rounds are timed: a number, or as many as a time allows.
 
     Attributes:
@@ -133,7 +133,7 @@ def drop_unfinished_round(*parts: Timings) -> int:
 
 def run_rounds(
     run_round: Callable,
-    length: Rounds,
+    limit: RoundLimit,
     device: torch.device,
     name: str,
     progress: Callable[..., None],
@@ -142,7 +142,7 @@ def run_rounds(
 
     Args:
         run_round: runs a round.
-        length: how many rounds are timed.
+        limit: how many rounds are timed.
         device: the device on which solutions compute.
         name: the name of the timed calls in the progress line: "the forward".
         progress: shows the progress line: its arguments are what is done and `how_far`.
@@ -153,10 +153,10 @@ def run_rounds(
         run_round()
     most_rounds = MAX_ROUNDS[device.type]
     most_seconds = math.inf
-    if length.trials:
-        most_rounds = length.trials
+    if limit.trials:
+        most_rounds = limit.trials
     elif device.type == "cpu":
-        most_seconds = length.cpu_seconds
+        most_seconds = limit.cpu_seconds
     start = perf_counter()
     for done in range(most_rounds):
         passed = perf_counter() - start

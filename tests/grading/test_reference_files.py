@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from referee.tests.texts import reference
-from tests.support.cheats import LINEAR, RELU
-from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
-from tests.support.honest import HONEST, PLAIN, SOLUTIONS
+from tests.grading.cheats import LINEAR, RELU
+from tests.grading.graded import ONLY_ON_REQUEST, grade_with_run_py
+from tests.grading.honest import HONEST, PLAIN, SOLUTIONS
 
 pytestmark = [ONLY_ON_REQUEST, pytest.mark.usefixtures("one_server")]
 

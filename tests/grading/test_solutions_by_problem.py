@@ -7,8 +7,8 @@ their own. In the texts, `x` is the input of the forward. Cheats are in `test_so
 import pytest
 
 from referee.tests.texts import Table, correct, module, own_linear_relu, wrong
-from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
-from tests.support.honest import linear
+from tests.grading.graded import ONLY_ON_REQUEST, grade_with_run_py
+from tests.grading.honest import linear
 
 pytestmark = [ONLY_ON_REQUEST, pytest.mark.usefixtures("one_server")]
 

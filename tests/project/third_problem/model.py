@@ -1,4 +1,4 @@
-# tests/test_third_problem.py appends this to a copy of model.py.
+# tests/project/test_third_problem.py appends this to a copy of model.py.
 
 
 class Gelu(nn.Module):

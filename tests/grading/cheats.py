@@ -18,7 +18,7 @@ files. Cheats at other references are in `referee/tests/test_cheats*.py`.
 """
 
 from referee.tests.texts import LATE, LATE_MODE, Row, Table, correct, error, module, wrong
-from tests.support.honest import PLAIN, linear
+from tests.grading.honest import PLAIN, linear
 
 # The cheats at ReLU, at Linear, and at ReLU on a GPU alone.
 RELU: Table = {}

@@ -17,9 +17,9 @@ import run
 from problems import elementwise
 from referee.program import command as grading_command
 from referee.project import project_command
+from tests.grading.result_files import check_shape
 from tests.support.command_line import interrupt_after, messages, run_to_end, start
 from tests.support.processes import ROOT, copy_project, python
-from tests.support.result_files import check_shape
 
 pytestmark = pytest.mark.usefixtures("one_server")
 

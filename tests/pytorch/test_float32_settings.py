@@ -23,7 +23,7 @@ OVERRIDES = [None, "0", "1", "2", "01", ""]
 
 def run_in_child(function, tmp_path, run=python, **environment):
     """Call a function of this file in a new process, or in a fork."""
-    code = f"from tests.test_float32_settings import {function.__name__} as f; f()"
+    code = f"from {__name__} import {function.__name__} as f; f()"
     printed(code, tmp_path, run, **environment)
 
 

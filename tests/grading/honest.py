@@ -1,6 +1,6 @@
 """Honest solutions of the two problems, as short texts: grading must find them correct.
 
-Longer honest solutions are files of `tests/solutions`. `test_solutions.py` grades all of them, and
+Longer honest solutions are files of `solutions/`. `test_solutions.py` grades all of them, and
 `test_reference_files.py` some.
 """
 
@@ -8,7 +8,7 @@ import run
 from referee.tests.texts import module
 from tests.support.processes import ROOT
 
-SOLUTIONS = ROOT / "tests" / "solutions"
+SOLUTIONS = ROOT / "tests" / "grading" / "solutions"
 
 
 def linear(forward: str, init: str = "self.linear = nn.Linear(i, o)\nself.divisor = d") -> str:

@@ -1,10 +1,10 @@
-"""Grades the five designs and their repairs: `python tests/solutions [run.py's OPTION ...]`.
+"""Grades five designs and their repairs: `python tests/grading/solutions [run.py's OPTION ...]`.
 
 This folder has complete files that are graded. They do not import the tests.
 
 design_*      kernels with which one might begin this project, most with a fault
 repair_*      the same without the fault
-honest_*      correct files of several kinds, for `tests/test_solutions.py`
+honest_*      correct files of several kinds, for `test_solutions.py`
 *_reference   the problems of the designs, as reference files
 common.py     what designs and repairs share; they find it because it is in their folder
 """
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent.parent))
+sys.path.insert(0, str(FOLDER.parents[2]))
 
 import run  # noqa: E402
 from referee import console  # noqa: E402

@@ -11,9 +11,9 @@ import torch
 
 from problems.operands import INF, NAN
 from tests.support import split_twin as twin
-from tests.support.processes import KERNELS
+from tests.support.processes import KERNELS, ROOT
 
-TESTS = Path(__file__).resolve().parent
+EMULATOR = Path(__file__).resolve().parent
 # By the name of a program in `emulator/`: the sources of its kernels, and the number of cases.
 PROGRAMS = {
     "relu": ("kernels/relu/*.cu*", 400),
@@ -30,7 +30,7 @@ def build(name, folder):
         pytest.skip("needs a C++ compiler and the CUDA toolkit's headers")
     dryrun = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True, check=True)
     toolkit = re.search(r"^#\$ TOP=(.+)$", dryrun.stderr, re.MULTILINE)[1]
-    source = TESTS / "emulator" / f"{name}.cpp"
+    source = EMULATOR / f"{name}.cpp"
     folders = [f"-I{source.parent}", f"-I{KERNELS}", f"-isystem{toolkit}/include"]
     flags = ["-std=c++17", "-O1", "-Wno-attributes"]
     subprocess.run([compiler, *flags, *folders, source, "-o", folder / name], check=True)
@@ -48,7 +48,7 @@ def test_every_kernel_runs_and_is_right(program, seed):
     pattern, cases = PROGRAMS[program.name]
     done = subprocess.run([program, seed, str(cases)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    sources = "\n".join(source.read_text() for source in TESTS.parent.glob(pattern))
+    sources = "\n".join(source.read_text() for source in ROOT.glob(pattern))
     kernels = re.findall(r"__global__ void (?:__launch_bounds__\([^{]+?\)\s+)?(\w+)\(", sources)
     assert kernels and set(done.stdout.split()) == set(kernels)
 

@@ -1,8 +1,8 @@
 """Solutions of the two problems, graded by `run.py --solution`: cheats, honest and hostile files.
 
-The cheats are in `support/cheats.py`, the honest files in `support/honest.py` and `solutions/`, and
-the hostile ones below. With KERNELS_GRADING_RUNS=10 every honest file is graded ten times more, and
-ten times beside two busy loops.
+The cheats are in `cheats.py`, the honest files in `honest.py` and `solutions/`, and the hostile
+ones below. With KERNELS_GRADING_RUNS=10 every honest file is graded ten times more, and ten times
+beside two busy loops.
 """
 
 import fcntl
@@ -16,10 +16,10 @@ import torch
 
 from referee.contestants import free_memory
 from referee.tests.texts import error, module, wrong
-from tests.support.cheats import LINEAR, ON_GPU, RELU
+from tests.grading.cheats import LINEAR, ON_GPU, RELU
+from tests.grading.graded import ONLY_ON_REQUEST, grade_with_run_py
+from tests.grading.honest import HONEST, PLAIN, SOLUTIONS
 from tests.support.command_line import interrupt_after
-from tests.support.grading import ONLY_ON_REQUEST, grade_with_run_py
-from tests.support.honest import HONEST, PLAIN, SOLUTIONS
 
 pytestmark = [ONLY_ON_REQUEST, pytest.mark.usefixtures("one_server")]
 RUNS = int(os.environ.get("KERNELS_GRADING_RUNS", "0"))
@@ -39,7 +39,7 @@ def test_cheats_get_their_verdicts(problem, table, device, tmp_path, small_probl
     grade_with_run_py(problem, table, tmp_path, *rows, device=device)
 
 
-# The names of the honest files: texts of HONEST, and files of tests/solutions.
+# The names of the honest files: texts of HONEST, and files of tests/grading/solutions.
 ANY_DEVICE = ["honest_plain", "honest_compiled", "honest_inductor", "honest_scripted"]
 REPAIRS = ["repair_1_float4_grid_stride", "repair_2_one_element", "repair_4_index_scaled_once"]
 HONEST_RELU = {

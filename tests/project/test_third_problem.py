@@ -1,4 +1,4 @@
-"""A third problem needs the files of `tests/third_problem`, and nothing else.
+"""A third problem needs the files of `tests/project/third_problem`, and nothing else.
 
 The test adds them to a copy of the project: the folder `kernels/` as it is, and the Python files at
 the end of the files that EXTENDED names.
@@ -16,7 +16,7 @@ from tests.support.processes import ROOT, copy_project
 
 pytestmark = pytest.mark.slow  # the kernels are built twice
 
-ADDED = ROOT / "tests" / "third_problem"
+ADDED = ROOT / "tests" / "project" / "third_problem"
 EXTENDED = {  # files of the project, and the file of ADDED that is appended to each
     "model.py": "model.py",
     "model_new.py": "model_new.py",

@@ -1,4 +1,4 @@
-# tests/test_third_problem.py appends this to a copy of kernels/__init__.py.
+# tests/project/test_third_problem.py appends this to a copy of kernels/__init__.py.
 SOURCES["gelu"] = [
     "gelu/gelu_op.cpp",
     "gelu/gelu_cpu.cpp",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 DESIGN = (ROOT / "docs" / "DESIGN.md").read_text()
 CONTRIBUTING = (ROOT / "docs" / "CONTRIBUTING.md").read_text()
@@ -97,8 +97,12 @@ def test_each_file_of_the_kernels_belongs_to_one_row_of_designs_table():
 
 
 def test_the_list_of_tests_has_all_of_them():
-    named = re.findall(r"\btest_\w+", (ROOT / "tests" / "__init__.py").read_text())
-    assert set(named) == {path.stem for path in (ROOT / "tests").glob("test_*.py")}
+    tests = ROOT / "tests"
+    folders = re.findall(r"^(\w+)/ ", (tests / "__init__.py").read_text(), re.MULTILINE)
+    assert sorted(folders) == sorted(path.parent.name for path in tests.glob("*/__init__.py"))
+    for folder in folders:
+        named = re.findall(r"\btest_\w+", (tests / folder / "__init__.py").read_text())
+        assert sorted(named) == sorted(path.stem for path in (tests / folder).glob("test_*.py"))
 
 
 def test_each_step_of_contributings_routes_is_in_the_file_that_it_names():

@@ -26,8 +26,8 @@ from referee.times import timing
 from referee.times.gain import TimesOfSetting
 from referee.verdict import NotCorrectError
 from referee.verdict_words import CORRECT, ERROR, LEFT_OUT
+from tests.grading.result_files import check_shape
 from tests.support.made_up_results import DTYPES, document, record, timings
-from tests.support.result_files import check_shape
 
 pytestmark = pytest.mark.usefixtures("one_server")
 
