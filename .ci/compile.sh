@@ -61,7 +61,7 @@ check_cuda() {
 compile_kernels() {  # architecture, source, options of nvcc
   local architecture=$1 source=$2 log
   shift 2
-  log=$(nice -n 5 nvcc -std=c++17 "${include_flags[@]}" -Werror all-warnings -Xptxas -v \
+  log=$(nice nvcc -std=c++17 "${include_flags[@]}" -Werror all-warnings -Xptxas -v \
     "-gencode=arch=compute_$architecture,code=sm_$architecture" "$@" "$source" \
     -o "$work/kernel.o" 2>&1) || { echo "$log"; exit 1; }
   if grep 'spill' <<<"$log" | grep -v ' 0 bytes spill stores, 0 bytes spill loads'; then
@@ -108,7 +108,7 @@ check_other_compilers() {
   # The emulator compiles CUDA kernels as C++, so clang can check these too.
   if has_clang; then
     for source in tests/emulator/*.cpp; do
-      nice -n 5 clang++ -std=c++17 -fsyntax-only -Itests/emulator -Ikernels \
+      nice clang++ -std=c++17 -fsyntax-only -Itests/emulator -Ikernels \
         "${system_includes[@]}" -Werror -Wcomma -Wno-attributes "$source"
     done
   fi
@@ -140,7 +140,7 @@ check_warnings() {  # compiler, C++ standard, options
   if [ "$compiler" = clang++ ]; then
     warnings+=(-Wcomma)  # rejects the comma operator
   fi
-  nice -n 5 "$compiler" "-std=c++$standard" "${include_flags[@]}" -fsyntax-only -fopenmp \
+  nice "$compiler" "-std=c++$standard" "${include_flags[@]}" -fsyntax-only -fopenmp \
     "${warnings[@]}" -DAT_PER_OPERATOR_HEADERS "${system_includes[@]}" "$@" "$work/main.cpp"
 }
 
