@@ -25,8 +25,8 @@
 //
 // ----- The pipeline
 //
-// A cluster of two blocks computes a tile: 256 columns (rows of the weight), 128 in each block, and
-// up to 176 rows of x, which both blocks need. K goes through shared memory in k-tiles of 32, four
+// A cluster of two blocks computes a tile: 256 rows of the weight, 128 in each block, by up to 176
+// rows of x, which both blocks need. K goes through shared memory in k-tiles of 32, four
 // of which are a k-group. There are five stages, each for one k-tile.
 //
 //   global memory               a stage (shared memory)      a consumer warpgroup

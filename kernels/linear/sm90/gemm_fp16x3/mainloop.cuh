@@ -102,8 +102,8 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
 // A thread loads four vectors of two rows, n (an even number) and n + 1: with c = lane % 4, vector
 // c (the first 16 of K) and vector c + 4 (the other 16 of K). With c = 1, these are v1 and v5:
 //
-//   row 2    v1 at place 3, v5 at place 7: bit 2 of the place is another one
-//   row 3    v1 at place 2, v5 at place 6: bit 0 of the place is another one than in row 2
+//   row 2    v1 at place 3, v5 at place 7    from v1 to v5, bit 2 of the place changes
+//   row 3    v1 at place 2, v5 at place 6    from row 2 to row 3, bit 0 of the place changes
 //
 // So the addresses of all four follow from that of the first. (Stages begin at multiples of 1024
 // bytes, so bits 4 to 6 of an address are the place.)

@@ -3,18 +3,18 @@
 //
 // A thread's neighbouring results are in one column of out, but a store needs neighbours in a row.
 // So the results go through shared memory (StagedRows), 64 rows at a time, and stmatrix transposes
-// them on the way. The steps of store_fast for 64 rows:
+// them on the way. The steps of store_fast for 64 rows; those in brackets are for calls with a
+// mask:
 //
 //   for each pair of row blocks (16 rows):
-//     make_results_of_pair              accumulators -> results in registers, two rows in each
-//     ptx::store_matrices_transposed    registers -> StagedRows: stmatrix
-//     stage_mask_of_pair                the results' signs -> the mask in StagedRows, if there is
-//     one
+//     make_results_of_pair              accumulators -> results, two to a register  [and mask bits]
+//     ptx::store_matrices_transposed    results -> StagedRows, by stmatrix
+//     [stage_mask_of_pair               mask bits -> StagedRows]
 //   barrier
-//   store_mask_rows                     the mask in StagedRows -> mask, if there is one
-//   StagedRowsReader::copy              the results in StagedRows -> out
+//   [store_mask_rows                    mask of StagedRows -> mask]
+//   StagedRowsReader::copy              results of StagedRows -> out
 //
-// epilogue_half_types_mask.cuh has the two steps for the mask.
+// epilogue_half_types_mask.cuh has the steps for the mask.
 
 #pragma once
 
@@ -24,7 +24,7 @@
 #include "common/ptx/math.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/ptx/mma.cuh"
-#include "common/vectors.cuh"
+#include "common/sizes.h"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/epilogue.cuh"
@@ -48,16 +48,22 @@ namespace kernels::sm90::gemm_one_product {
 // are the eight vectors of a row, which threads read at once.
 constexpr int kStagedRowBytes = 128;
 
-// Makes a thread's results in a pair of row blocks, which begins with first_row_block. The results
-// go to `words`, the registers of an stmatrix. A word has two rows (2 c and 2 c + 1) of one column:
+// A thread's results in a pair of row blocks. A word has two rows (2 c and 2 c + 1) of one column:
 //
 //                   row block 0 of the pair   row block 1
 //   column g        words[0]                  words[1]
 //   column g + 8    words[2]                  words[3]
+struct PairResults {
+  uint32_t words[4];
+  PairMaskBits mask_bits;
+};
+
+// Makes the results of the pair of row blocks that begins with first_row_block. `bias` is for the
+// columns g and g + 8. Without kMask, there are no mask bits.
 template <bool kMask, typename T>
 __device__ __forceinline__ void make_results_of_pair(
     const float (&accumulators)[OneProductConfig::kAccumulators], int first_row_block,
-    float inverse_divisor, const float (&bias)[2], uint32_t (&words)[4], PairMaskBits* mask_bits) {
+    float inverse_divisor, const float (&bias)[2], PairResults* results) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
     const int block_of_pair = word % 2;
@@ -66,15 +72,14 @@ __device__ __forceinline__ void make_results_of_pair(
         accumulators + accumulator_index(first_row_block + block_of_pair, column_block);
     const float z[2] = {fmaf(two_rows[0], inverse_divisor, bias[column_block]),
                         fmaf(two_rows[1], inverse_divisor, bias[column_block])};
-    words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
-    if constexpr (kMask) mask_bits->add(block_of_pair, column_block, z);
+    results->words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
+    if constexpr (kMask) results->mask_bits.add(block_of_pair, column_block, z);
   }
 }
 
-// Returns the address that a lane gives to stmatrix for the first pair of row blocks in StagedRows,
-// which begins at `staged_rows`. stmatrix takes from lane l the address of row l % 8 of matrix
-// l / 8. Matrix i is words[i] of all lanes, transposed, so the matrices are these parts of the
-// pair's rows and the warp's columns:
+// Returns the address that a lane gives to stmatrix for the first pair of row blocks of StagedRows,
+// which are at `staged_rows`. stmatrix takes from lane l the address of row l % 8 of matrix l / 8.
+// Matrix i is words[i] of all lanes, transposed. In the pair's rows and the warp's columns:
 //
 //                        columns 0 - 7             columns 8 - 15
 //   rows 0 - 7           matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)
@@ -157,15 +162,15 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
 #pragma unroll
     for (int pair = 0; pair < kStagedRows / kPairRows; ++pair) {
       const int first_row_block = (first_row + pair * kPairRows) / 8;
-      uint32_t words[4];
-      PairMaskBits mask_bits;
-      make_results_of_pair<kMask, T>(accumulators, first_row_block, inverse_divisor, bias, words,
-                                     &mask_bits);
+      PairResults results;
+      make_results_of_pair<kMask, T>(accumulators, first_row_block, inverse_divisor, bias,
+                                     &results);
       const int offset = buffer_offset + pair * kPairRows * kStagedRowBytes;
-      ptx::store_matrices_transposed(matrix_address + offset, words);
+      ptx::store_matrices_transposed(matrix_address + offset, results.words);
       if constexpr (kMask) {
         const bool keeps_second = g / 4 != 0;
-        stage_mask_of_pair(mask_bits, keeps_second, pair * kPairRows, {warp, g, c}, staged.mask);
+        stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, {warp, g, c},
+                           staged.mask);
       }
     }
     // When all threads are here, they have stored these 64 rows to shared memory, and have read the
