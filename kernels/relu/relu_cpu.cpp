@@ -37,21 +37,29 @@ void relu_backward(const ReluBackwardArguments& call, int64_t begin, int64_t end
     using Bits = typename decltype(element)::Bits;
     const Bits* const gradient = static_cast<const Bits*>(call.grad_output);
     Bits* const result = static_cast<Bits*>(call.grad_input) + begin;
-    const uint8_t* const mask = call.mask;
-    const bool is_constant = call.layout.is_constant();
-    // A constant gradient has one element in memory. Each of its blocks is this block of copies.
-    Bits constant_block[kBlock];
-    std::fill_n(constant_block, kBlock, *gradient);
-    const auto make_block = [&](int64_t i, const Bits* gradient_block, Bits* result_block,
-                                auto mask_bytes) {
+    const int64_t n = end - begin;
+    const auto load_mask = [=](int64_t i, auto mask_bytes) {
       uint64_t bits = 0;
-      memcpy(&bits, mask + (begin + i) / 8, mask_bytes);
-      select_block(is_constant ? constant_block : gradient_block, bits, result_block);
+      memcpy(&bits, call.mask + (begin + i) / 8, mask_bytes);
+      return bits;
     };
-    // map_blocks needs an operand with as many elements as the result. A constant gradient has only
-    // one, so the result itself is passed as the operand, and make_block ignores it.
-    const Bits* const operand = is_constant ? result : gradient + begin;
-    map_blocks(operand, result, end - begin, bypasses_caches, make_block);
+    if (!call.layout.is_constant()) {
+      const auto make_block = [=](int64_t i, const Bits* gradient_block, Bits* result_block,
+                                  auto mask_bytes) {
+        select_block(gradient_block, load_mask(i, mask_bytes), result_block);
+      };
+      map_blocks(gradient + begin, result, n, bypasses_caches, make_block);
+      return;
+    }
+    // A constant gradient has one element in memory. Each of its blocks is this block of copies.
+    Bits copies[kBlock];
+    std::fill_n(copies, kBlock, *gradient);
+    const auto make_block = [&](int64_t i, const Bits*, Bits* result_block, auto mask_bytes) {
+      select_block(copies, load_mask(i, mask_bytes), result_block);
+    };
+    // map_blocks needs an operand with as many elements as the result. It gets the result itself,
+    // which make_block ignores.
+    map_blocks(result, result, n, bypasses_caches, make_block);
   });
 }
 
