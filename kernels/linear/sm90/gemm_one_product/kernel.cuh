@@ -183,16 +183,16 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
   for_each_tile(args, [&](int index, const Tile&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply_next_k_tile(accumulators, k_tile);
-      // While stored / kBoxes, the share of the boxes, is behind multiplied / k_tiles, the share of
-      // the k-tiles:
+      // While the share of the boxes, stored_boxes / kBoxes, is behind the share of the k-tiles,
+      // multiplied / k_tiles:
       const int multiplied = k_tile + 1;
-      while (packed.stored * k_tiles < packed.kBoxes * multiplied) store_next_box();
+      while (packed.stored_boxes * k_tiles < packed.kBoxes * multiplied) store_next_box();
     }
     consumer.complete();
     packed.pack(accumulators);
     packed_index = index;
   });
-  while (packed.stored < packed.kBoxes) store_next_box();
+  while (packed.stored_boxes < packed.kBoxes) store_next_box();
   // Shared memory must stay until TMA has read it.
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
 }
