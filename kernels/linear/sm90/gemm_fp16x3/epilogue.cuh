@@ -20,9 +20,9 @@
 //   column of A's row g         sums[4 * j]                 sums[4 * j + 1]
 //   column of A's row g + 8     sums[4 * j + 2]             sums[4 * j + 3]
 //
-// A is wgmma's operand, the weight. Its rows have the columns in an order (weight_row_order.cuh) in
-// which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
-// g = 2 columns 2 and 3.
+// A is wgmma's operand, the weight, and each of its rows makes a column of out. In the order of
+// weight_row_order.cuh, a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1
+// columns 4 and 5, g = 2 columns 2 and 3.
 //
 // linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
 // (FastEpilogueConfig). The fast epilogue (run_fast_epilogue) stores two columns at a time straight

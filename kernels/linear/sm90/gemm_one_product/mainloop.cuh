@@ -142,6 +142,13 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   const uint32_t x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x) +
                              rank * OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
   const uint32_t weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight);
+  const auto stage = [&](int index) {
+    LoadTarget target;
+    target.x = x_address + index * OneProductConfig::kXBytes;
+    target.weight = weight_address + index * OneProductConfig::kWeightBytes;
+    target.full = barrier_of(full_address, index);
+    return target;
+  };
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineState<OneProductConfig::kStages> state;
@@ -165,13 +172,7 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
           converted = k_tile + wait_converted(args.conversion, panel, k_tile);
         }
       }
-      if (is_loader) {
-        LoadTarget target;
-        target.x = x_address + state.index * OneProductConfig::kXBytes;
-        target.weight = weight_address + state.index * OneProductConfig::kWeightBytes;
-        target.full = barrier_of(full_address, state.index);
-        load_k_tile(maps, args, {first_m, first_n, k_tile}, target);
-      }
+      if (is_loader) load_k_tile(maps, args, {first_m, first_n, k_tile}, stage(state.index));
       state.advance();
     }
     k_tiles_before += k_tiles;
