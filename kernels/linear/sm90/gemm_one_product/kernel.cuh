@@ -134,7 +134,7 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
   const EpilogueMemory<typename Mode::Out> memory{
       shared.epilogue_inputs[warpgroup], shared.staging[warpgroup],
       OneProductConfig::kFirstEpilogueBarrier + warpgroup};
-  ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
+  OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
   float accumulators[OneProductConfig::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x_tile)) return;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
                                                       OneProductSharedMemory<Mode>& shared,
                                                       int warpgroup) {
   const int k_tiles = args.k_tiles();
-  ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
+  OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;
   int packed_index = 0;  // the index of the packed tile
   float accumulators[OneProductConfig::kAccumulators];

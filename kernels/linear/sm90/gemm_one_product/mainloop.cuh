@@ -241,7 +241,7 @@ __device__ __forceinline__ void multiply_k_tile(
 // The mainloop of a consumer warpgroup: where its operands are in shared memory, and which rows
 // and columns of a tile it multiplies.
 template <typename Mode>
-struct ConsumerWarpgroup {
+struct OneProductConsumer {
   const OneProductArguments<Mode>& args;
   int warpgroup;
   int rank;  // the block's rank in its cluster
@@ -252,8 +252,8 @@ struct ConsumerWarpgroup {
   uint32_t weight_address;
   PipelineState<OneProductConfig::kStages> state;
 
-  __device__ ConsumerWarpgroup(const OneProductArguments<Mode>& args, uint32_t shared_base,
-                               int warpgroup)
+  __device__ OneProductConsumer(const OneProductArguments<Mode>& args, uint32_t shared_base,
+                                int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
     full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
     empty_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
