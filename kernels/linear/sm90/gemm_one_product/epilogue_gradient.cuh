@@ -1,6 +1,5 @@
 // How gemm_one_product_kernel stores gradients in half types (GradientMode), which have no
-// epilogue. epilogue.cuh explains row blocks and column blocks, and which thread has which
-// accumulators.
+// epilogue. accumulators.cuh explains row blocks and column blocks.
 
 #pragma once
 
@@ -11,8 +10,8 @@
 #include "common/ptx/mma.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/sizes.h"
+#include "linear/sm90/gemm_one_product/accumulators.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
-#include "linear/sm90/gemm_one_product/epilogue.cuh"
 #include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
 

@@ -56,6 +56,7 @@
 //     converter_patch.cuh        how a converter converts a patch: 32 rows x 4 k-tiles of weight
 //     converter_layouts.cuh      how it loads the patch, from a weight or from its transpose
 //     converter_subnormals.cuh   which rows of the weight have too many subnormals for fp16
+//     accumulators.cuh           which thread has which accumulators
 //     epilogue.cuh               how the consumers make and store the results of a tile
 //     epilogue_inputs.cuh        what they need for it: bias and exponents
 //     epilogue_half_types*.cuh   the fast epilogue of half types, and its mask
