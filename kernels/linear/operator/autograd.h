@@ -103,7 +103,7 @@ struct LinearReluDivideBackward : Node {
   //   they may be differentiated again       by torch's ops, which autograd records
   //   plain tensors                          by our kernels
   //   vmap, after a forward outside vmap     by torch's ops, for the whole batch at once
-  //   traces and subclasses                  by the operator linear_relu_divide_gradients
+  //   traces, subclasses and tangents        by the operator linear_relu_divide_gradients
   Gradients compute(const BackwardInputs& inputs) {
     if (at::GradMode::is_enabled()) return differentiable_gradients(inputs);
     const c10::DispatchKeySet keys = keys_of(inputs);
