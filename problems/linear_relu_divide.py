@@ -26,7 +26,7 @@ from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
-from referee.times.timing import Names, Rate, Timings
+from referee.times.timings import Names, Rate, Timings
 
 # The largest relative errors of rounding to the nearest number of a format.
 U32 = 2.0**-24  # float32

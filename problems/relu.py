@@ -15,7 +15,7 @@ from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
-from referee.times.timing import Names, Timings
+from referee.times.timings import Names, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}

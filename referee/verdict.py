@@ -13,7 +13,7 @@ from referee.contestants.errors import (
     WokenError,
 )
 from referee.message_lines import first_error_line, printable
-from referee.times.gain import TimesOfSetting
+from referee.times.timings import TimesOfSetting
 from referee.verdict_words import CORRECT, ERROR
 
 # A hint for an honest author after an invalid reply.

@@ -20,7 +20,7 @@ from referee.reference.facts import examine
 from referee.reference.file import ReferenceFile
 from referee.reference.float64 import run_in_float64, run_in_tf32
 from referee.reference.tf32 import operators_in_tf32
-from referee.times.timing import Names, Rate, Timings
+from referee.times.timings import Names, Rate, Timings
 
 # If inputs, outputs and parameters take more than this share of a GPU's memory, not all contestants
 # can keep memory for them at once: each gives back what it does not use.

@@ -3,7 +3,8 @@
 from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
-from referee.times.timing import Names, p10_and_p90
+from referee.times.ratios import p10_and_p90
+from referee.times.timings import Names
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict_words import FASTER
 
