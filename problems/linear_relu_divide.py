@@ -43,8 +43,8 @@ SWEEP_ROWS = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 163
 # values from which new weights are made, eager's weight, the solution's, and two gradients.
 WEIGHT_COPIES = 10
 
-# M, N and K. The sizes are around the widths of vectors and tiles. Each of the 13 sizes occurs twice
-# as M, twice as N and twice as K.
+# M, N and K: sizes around the widths of vectors and tiles. Each of the 13 sizes occurs twice as M,
+# twice as N and twice as K.
 SMALL_SIZES = [
     (1, 2, 3),
     (2, 16, 65),
