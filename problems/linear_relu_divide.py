@@ -22,12 +22,12 @@ from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
 from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import Layout, changed_in_part
 from referee.comparison.accuracy import CLASSES
-from referee.comparison.case import Case
+from referee.comparison.case import OwnCase
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
-from referee.times.timing import Names, Rate, Timings
+from referee.times.timings import Names, Rate, Timings
 
 # The largest relative errors of rounding to the nearest number of a format.
 U32 = 2.0**-24  # float32
@@ -256,7 +256,7 @@ class LinearReluDivideProblem(Problem):
                 "leaves out ReLU": z / module.divisor,
             }
 
-    def cases(self, device_seed: int) -> Iterator[Case]:
+    def cases(self, device_seed: int) -> Iterator[OwnCase]:
         """Yield small sizes, layouts of x, and operands on which products err most."""
         generator = torch.Generator(self.device).manual_seed(device_seed)
 
@@ -273,9 +273,9 @@ class LinearReluDivideProblem(Problem):
         yield from _at_setting(first_setting, _random_size_cases(draw))
         yield from _at_setting(first_setting, _layout_cases(draw))
         # After unusual inputs, which a solution may refuse, a usual one must give the right result.
-        yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
+        yield OwnCase("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
 
-    def _operand_cases(self, suffix: str) -> Iterator[Case]:
+    def _operand_cases(self, suffix: str) -> Iterator[OwnCase]:
         """Yield a case for each of `operands.CASES`: x, and the parameters of one module.
 
         The first case constructs the module.
@@ -287,7 +287,7 @@ class LinearReluDivideProblem(Problem):
         for name in operands.CASES:
             x, weight, bias = operands.draw_case(name, m=33, k=129, n=65)
             inputs = [x.to(self.device)]
-            yield Case(f"{name}{suffix}", inputs, arguments, state=[weight, bias])
+            yield OwnCase(f"{name}{suffix}", inputs, arguments=arguments, state=[weight, bias])
             arguments = None  # the module of the case before
 
     def backward_inputs(self) -> list[list[list]]:
@@ -333,24 +333,24 @@ class LinearReluDivideProblem(Problem):
 DrawTensor = Callable[..., Tensor]  # takes the sizes of a tensor, and draws it
 
 
-def _at_setting(setting: str, cases_without_setting: Iterator[Case]) -> Iterator[Case]:
+def _at_setting(setting: str, cases_without_setting: Iterator[OwnCase]) -> Iterator[OwnCase]:
     """Yield the cases, each with the precision setting."""
     for case in cases_without_setting:
         case.setting = setting
         yield case
 
 
-def _state_cases(draw: DrawTensor, generator: torch.Generator) -> Iterator[Case]:
+def _state_cases(draw: DrawTensor, generator: torch.Generator) -> Iterator[OwnCase]:
     """Yield cases that a solution gets wrong if it keeps values from earlier calls."""
-    yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], state="other")
-    yield Case("parameters overwritten", [draw(129, 65)], state="other")
+    yield OwnCase("an input", [draw(129, 65)], arguments=[65, 33, 2.0], state="other")
+    yield OwnCase("parameters overwritten", [draw(129, 65)], state="other")
     yield from changed_in_part(draw(129, 65), generator)
     for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
         name = f"[{m}, 9] -> {n}, new memory filled"
-        yield Case(name, [draw(m, 9)], arguments=[9, n, 2.0], fill_new_tensors=True)
+        yield OwnCase(name, [draw(m, 9)], arguments=[9, n, 2.0], fill_new_tensors=True)
 
 
-def _size_cases(draw: DrawTensor, suffix: str) -> Iterator[Case]:
+def _size_cases(draw: DrawTensor, suffix: str) -> Iterator[OwnCase]:
     """Yield two cases for each of SMALL_SIZES, and one for each of LARGER_SIZES.
 
     Args:
@@ -359,22 +359,22 @@ def _size_cases(draw: DrawTensor, suffix: str) -> Iterator[Case]:
     """
     for (m, n, k), divisor in zip(SMALL_SIZES, cycle(DIVISORS), strict=False):
         name = f"[{m}, {k}] -> {n}, divisor {divisor}{suffix}"
-        yield Case(f"{name}, as constructed", [draw(m, k)], arguments=[k, n, divisor])
-        yield Case(f"{name}, other parameters", [draw(m, k)], state="other")
+        yield OwnCase(f"{name}, as constructed", [draw(m, k)], arguments=[k, n, divisor])
+        yield OwnCase(f"{name}, other parameters", [draw(m, k)], state="other")
     for m, n, k in LARGER_SIZES:
-        yield Case(f"[{m}, {k}] -> {n}{suffix}", [draw(m, k)], arguments=[k, n, 2.0])
+        yield OwnCase(f"[{m}, {k}] -> {n}{suffix}", [draw(m, k)], arguments=[k, n, 2.0])
 
 
-def _random_size_cases(draw: DrawTensor) -> Iterator[Case]:
+def _random_size_cases(draw: DrawTensor) -> Iterator[OwnCase]:
     """Yield cases of random sizes and divisors."""
     for _ in range(RANDOM_SIZES):
         m, n, k = (random.randint(1, LARGEST_RANDOM_SIZE) for _ in range(3))
         divisor = random.uniform(0.3, 3.0)
         name = f"[{m}, {k}] -> {n}, divisor {divisor:.3g}, drawn at random"
-        yield Case(name, [draw(m, k)], arguments=[k, n, divisor])
+        yield OwnCase(name, [draw(m, k)], arguments=[k, n, divisor])
 
 
-def _layout_cases(draw: DrawTensor) -> Iterator[Case]:
+def _layout_cases(draw: DrawTensor) -> Iterator[OwnCase]:
     """Yield the layouts of x, for one module, which the first case constructs.
 
     A solution may refuse those that are not contiguous matrices with elements.
@@ -383,7 +383,7 @@ def _layout_cases(draw: DrawTensor) -> Iterator[Case]:
     for layout in X_LAYOUTS:
         x = layout.view(draw(*layout.shape))
         required = x.is_contiguous() and x.numel() > 0 and x.dim() == 2
-        yield Case(layout.name, [x], arguments, required=required)
+        yield OwnCase(layout.name, [x], required=required, arguments=arguments)
         arguments = None  # the module of the case before
 
 

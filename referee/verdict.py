@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from referee.comparison.accuracy import Errors
+from referee.comparison.accuracy import ErrorSizes
 from referee.contestants.errors import (
     EndedError,
     ForgedError,
@@ -13,7 +13,7 @@ from referee.contestants.errors import (
     WokenError,
 )
 from referee.message_lines import first_error_line, printable
-from referee.times.gain import TimesOfSetting
+from referee.times.timings import TimesOfSetting
 from referee.verdict_words import CORRECT, ERROR
 
 # A hint for an honest author after an invalid reply.
@@ -73,7 +73,7 @@ class Verdict:
     has_traceback: bool = False
 
     def note_errors(
-        self, name: str, setting: str, quantity: str, solution: Errors, reference: Errors
+        self, name: str, setting: str, quantity: str, solution: ErrorSizes, reference: ErrorSizes
     ) -> None:
         """Add a row to `errors`.
 

@@ -80,8 +80,8 @@ class Sweep:
             return
         grader.show_progress(index, "building the kernels" if index == 0 else "starting")
         # Rounds get half of the time. The other half is for everything else.
-        rounds = grader.options.rounds._replace(cpu_seconds=seconds / 2)
-        options = replace(grader.options, rounds=rounds)
+        round_limit = grader.options.round_limit._replace(cpu_seconds=seconds / 2)
+        options = replace(grader.options, round_limit=round_limit)
         try:
             grader.grade(subject, options, partial(self._show, subject), server, kept_process)
         except NotCorrectError as error:  # the size cannot be graded

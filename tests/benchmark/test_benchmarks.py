@@ -26,7 +26,7 @@ from problems.benchmark import (
 from problems.benchmark.grid_table import path_grid_table
 from problems.benchmark.tables import TABLES
 from referee.report import by_role, markdown
-from referee.times.timing import speed_up
+from referee.times.ratios import speed_up
 from tests.support.made_up_results import HEADLINE, document, record
 
 COMMANDS = {name: c for commands in report.COMMANDS.values() for name, c in commands.items()}
