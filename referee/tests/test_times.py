@@ -17,7 +17,7 @@ from referee.resources import Plan
 from referee.rounds import slow_eager
 from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
 from referee.rounds.slow_eager import TURNS, check_eager_speed
-from referee.rounds.step_samples import StepSample, StepSamples
+from referee.rounds.step_samples import StepSample, StepSamples, make_step_sample
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
 from referee.times.ratios import p10_and_p90, speed_up
@@ -98,6 +98,21 @@ def test_the_lateness_of_steps_counts_for_both_halves():
         half.start(timed_call.name for timed_call in TIMED_CALLS)
     samples.set_times(step)
     assert (step.forward.lateness, step.backward.lateness) == (2.875, 2.875)
+
+
+@pytest.mark.parametrize(
+    ("backlog", "lateness"),
+    [
+        ({"backlog": 0.5}, LATENESS_OF_IDLE_GPU),  # the device was idle when the last half came
+        ({"backlog": 3.0}, 1.0),
+        ({"backlog": None}, 1.0),  # on a CPU
+        ({"backlog": "soon"}, 1.0),  # forged
+        ({}, 1.0),
+    ],
+)
+def test_steps_on_a_device_that_waits_for_launches_are_late(backlog, lateness):
+    reply = {"seconds": {"forward": [1.0, 1.0], "backward": [2.0, 2.0]}} | backlog
+    assert make_step_sample(reply, 10.0, step_count=2).sample.lateness == lateness
 
 
 # Eight calls of eager's take 24 ms, and a request of eager's 26 to 26.5 ms. The columns are the

@@ -15,24 +15,24 @@ namespace kernels::fused_pass {
 struct ForwardConfig {
   static constexpr int kThreads = 256;
 
-  // Returns how many vectors a row has. A row is padded to whole bytes of the mask, so that all
-  // threads that share a byte are in one warp. A padding vector has no elements.
+  // Returns how many vectors a row has, with padding: a row is padded to whole bytes of the mask,
+  // so that all threads that share a byte are in one warp. A padding vector has no elements.
   template <typename T>
-  static int64_t row_vectors(int64_t n) {
+  static int64_t padded_row_vectors(int64_t n) {
     constexpr int kVectorsPerByte = MaskLayout::kColumns / Vector<T>::kSize;
     return bytes_of_bits(n) * kVectorsPerByte;
   }
 };
 
 // Returns the row that vector number `vector` belongs to, in a matrix of all_vectors vectors, of
-// which each row has row_vectors. Where the numbers fit, the division has 32 bits, which is several
-// times as fast as one of 64 bits.
-__device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t all_vectors) {
-  if (row_vectors == all_vectors) return 0;
+// which each row has padded_row_vectors. Where the numbers fit, the division has 32 bits, which is
+// several times as fast as one of 64 bits.
+__device__ inline int64_t row_of(int64_t vector, int64_t padded_row_vectors, int64_t all_vectors) {
+  if (padded_row_vectors == all_vectors) return 0;
   if (all_vectors <= UINT32_MAX) {
-    return static_cast<uint32_t>(vector) / static_cast<uint32_t>(row_vectors);
+    return static_cast<uint32_t>(vector) / static_cast<uint32_t>(padded_row_vectors);
   }
-  return vector / row_vectors;
+  return vector / padded_row_vectors;
 }
 
 // In place: out [m, n] = relu(out) / divisor. mask [m, (n + 7) / 8], or null.
@@ -53,11 +53,11 @@ __device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t al
 template <typename T>
 __global__ void __launch_bounds__(ForwardConfig::kThreads)
     forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t n,
-                   int64_t row_vectors, int64_t all_vectors, bool is_aligned) {
+                   int64_t padded_row_vectors, int64_t all_vectors, bool is_aligned) {
   constexpr int kSize = Vector<T>::kSize;
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * ForwardConfig::kThreads + threadIdx.x;
-  const int64_t row = row_of(vector, row_vectors, all_vectors);
-  const int64_t first_column = (vector - row * row_vectors) * kSize;
+  const int64_t row = row_of(vector, padded_row_vectors, all_vectors);
+  const int64_t first_column = (vector - row * padded_row_vectors) * kSize;
   // Threads after the last vector take part in the exchange of bits, as if their row were empty.
   const int64_t row_end = vector < all_vectors ? n : 0;
   const RowVector<T> elements(first_column, row_end, is_aligned);

@@ -290,20 +290,19 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
     if (first_m_of_pair >= inputs.end_m) break;
     uint32_t bits = 0;  // the thread's bits of the mask, a byte for each row (combine_mask_bytes)
 #pragma unroll
-    for (int row_block = 0; row_block < 2; ++row_block) {
+    for (int i = 0; i < 4; ++i) {  // the thread's rows of the pair
+      const int row_block = i / 2;
+      const int row_of_two = i % 2;
       const float* const sums_of_block = sums + 4 * (2 * pair + row_block);
-#pragma unroll
-      for (int row_of_two = 0; row_of_two < 2; ++row_of_two) {
-        const int row_of_pair = 8 * row_block + row_of_two;  // from the thread's first one
-        const int m_in_tile = 16 * pair + first_in_row_block + row_of_pair;
-        const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
-        const float sum[2] = {sums_of_block[row_of_two], sums_of_block[2 + row_of_two]};
-        const float2 results = columns.make_results<kMask>(
-            epilogue, sum, x_unscale, /*byte=*/2 * row_block + row_of_two, &bits);
-        if (exists && inputs.first_m + m_in_tile < inputs.end_m) {
-          const int64_t offset = row_of_pair * static_cast<int64_t>(epilogue.n);
-          *reinterpret_cast<float2*>(target + offset) = results;
-        }
+      const float sum[2] = {sums_of_block[row_of_two], sums_of_block[2 + row_of_two]};
+      const int row_offset = 8 * row_block + row_of_two;  // from the thread's first row
+      const int m_in_tile = 16 * pair + first_in_row_block + row_offset;
+      const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
+      const float2 results =
+          columns.make_results<kMask>(epilogue, sum, x_unscale, /*byte=*/i, &bits);
+      if (exists && inputs.first_m + m_in_tile < inputs.end_m) {
+        *reinterpret_cast<float2*>(target + row_offset * static_cast<int64_t>(epilogue.n)) =
+            results;
       }
     }
     target += 16 * static_cast<int64_t>(epilogue.n);

@@ -1,6 +1,6 @@
-// How the converter warps of gemm_one_product_kernel (converter.cuh) divide the weight, and which
-// elements a lane loads and converts. There is one struct for each layout of the weight in memory,
-// RowMajor and Transposed. converter_patch.cuh is the same for both.
+// The pieces of a patch, and which of their elements a lane of a converter warp loads and converts.
+// converter.cuh has a table of the parts of the weight. There is one struct for each layout of the
+// weight in memory, RowMajor and Transposed. converter_patch.cuh is the same for both.
 
 #pragma once
 
@@ -12,13 +12,6 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// How the weight is divided:
-//
-//   panel   128 rows of the weight: what one block multiplies
-//   patch   32 rows x 256 of K (4 k-tiles): what a warp converts at a time
-//   piece   a sixteenth of a patch, 2 KiB of float32: what a warp loads to shared memory at a time
-//   octet   8 neighbours along K: what a lane converts at a time, two in each piece
-//
 // The 16 pieces p0 - p15 of a patch, in the order in which a warp converts them. The pieces of
 // a row-major weight have 8 rows x 64 of K:
 //
@@ -88,8 +81,8 @@ struct ConverterConfig {
 
 // 32 rows x 4 k-tiles of the weight.
 struct Patch {
-  int64_t row;    // the first one
-  int k_tile;     // the first one
+  int64_t first_n;
+  int first_k_tile;
   int first_use;  // a cluster multiplies at least this many k-tiles before it needs the patch
 };
 
@@ -133,11 +126,11 @@ struct RowMajor {
     return lane % 8 * 8;
   }
 
-  // Returns the lane's source for a patch that begins at this row and k of the weight.
-  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_row,
-                                         int64_t k, int lane) {
-    const int64_t row = first_row + lane / 16;
-    const float* const first = weight.source + row * weight.row_stride + k + lane % 16 * 4;
+  // Returns the lane's source for a patch that begins at row first_n and element first_k of K.
+  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
+                                         int64_t first_k, int lane) {
+    const int64_t n = first_n + lane / 16;
+    const float* const first = weight.source + n * weight.row_stride + first_k + lane % 16 * 4;
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
@@ -207,10 +200,10 @@ struct Transposed {
     return piece_in_k_tile * ConverterConfig::kTransposedPieceDepth + lane / 16 * 8;
   }
 
-  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_row,
-                                         int64_t k, int lane) {
-    const int64_t line = k + lane / 8;
-    const float* const first = weight.source + line * weight.row_stride + first_row + lane % 8 * 4;
+  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
+                                         int64_t first_k, int lane) {
+    const int64_t k = first_k + lane / 8;
+    const float* const first = weight.source + k * weight.row_stride + first_n + lane % 8 * 4;
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
