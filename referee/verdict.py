@@ -40,7 +40,7 @@ class NotCorrectError(Exception):
 
 @dataclass
 class Verdict:
-    """The findings about a file.
+    """The verdict on a file, and what the report says of it.
 
     Attributes:
         file: the graded file's path.
