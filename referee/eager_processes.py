@@ -249,6 +249,20 @@ class EagerProcesses:
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = needed
 
+    def keep_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
+        """Have the first process free all yardsticks but these, which are not made again.
+
+        Args:
+            yardsticks: some of those that `prepare_yardsticks` was called with.
+        """
+        if self._prepared is None:  # the process is new, or the setting has changed
+            self.prepare_yardsticks(yardsticks)
+            return
+        setting, _ = self._prepared
+        self.yardsticks = [name for name in self.yardsticks if name in yardsticks]
+        self.members[0].ask("keep_yardsticks", names=self.yardsticks)
+        self._prepared = setting, yardsticks
+
     def _kept_or_new_contestant(self) -> Contestant:
         """Return the process that an earlier problem has kept, or else a new one."""
         if self._kept_process is not None:

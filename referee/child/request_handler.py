@@ -4,7 +4,7 @@
     run_forwards, run_steps                          call it, or a yardstick, and time the calls
     run_checked_forward, run_checked_step            call it once, in memory full of NaN
     is_finite, count_saved_bytes                     call it to find something out
-    prepare_yardsticks                               makes yardsticks
+    prepare_yardsticks, keep_yardsticks              make yardsticks; free those of no more use
     map_pages                                        maps the shared memory again
     copy_results                                     copies kept results once more
     release, reset                                   free results; forget the module
@@ -288,3 +288,7 @@ class RequestHandler:
         maker = YardstickMaker(self._held.module, arguments, copied_bytes, problems_yardsticks)
         self._yardsticks, notes = maker.make_all(names)
         return {"names": list(self._yardsticks), "notes": notes}
+
+    def keep_yardsticks(self, names: list[str]) -> None:
+        """Free all yardsticks but those with these names."""
+        self._yardsticks = {name: self._yardsticks[name] for name in names}

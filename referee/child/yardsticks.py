@@ -49,7 +49,8 @@ class YardstickMaker:
     def _make(self, name: str) -> Callables:
         """Return what is called for a yardstick, by name; nothing if it does not support the dtype.
 
-        A compiled or a problem's own yardstick is called once, and then compiles nothing more.
+        A compiled or a problem's own yardstick is called once, without autograd, as in timed
+        forwards. There it compiles nothing more.
 
         Args:
             name: a constant of `referee.call_names`, or a name that `problems_yardsticks` knows.
@@ -62,7 +63,8 @@ class YardstickMaker:
             function = self.problems_yardsticks.yardstick(name, self.module, self.inputs)
         if function is None:
             return {}
-        function(*self.inputs)
+        with torch.no_grad():
+            function(*self.inputs)
         return {name: function}
 
 
