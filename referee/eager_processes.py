@@ -225,6 +225,11 @@ class EagerProcesses:
         for process in self.members:
             process.ask("set_precision", setting=self._problem.precision)
 
+    def warm_compiler(self) -> None:
+        """Have the first process import torch.compile's compiler while others are asked."""
+        if self.members:
+            self.members[0].contestant.begin("warm_compiler")
+
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have the first process set up these yardsticks, unless it has done so before.
 

@@ -4,6 +4,7 @@
     run_forwards, run_steps                          call it, or a yardstick, and time the calls
     run_checked_forward, run_checked_step            call it once, in memory full of NaN
     is_finite, count_saved_bytes                     call it to find something out
+    warm_compiler                                    imports torch.compile's compiler
     prepare_yardsticks, keep_yardsticks              make yardsticks; free those of no more use
     map_pages                                        maps the shared memory again
     copy_results                                     copies kept results once more
@@ -21,7 +22,7 @@ import gc
 import random
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import torch
 
@@ -35,7 +36,7 @@ from referee.child.nan_memory import (
     set_malloc_threshold,
 )
 from referee.child.probes import count_saved_bytes, has_finite_results
-from referee.child.yardsticks import YardstickMaker
+from referee.child.yardsticks import YardstickMaker, warm_compiler
 from referee.contestants.autograd import sources_of, with_gradient_leaves
 from referee.contestants.execute import execute
 from referee.contestants.mapping import Mapping
@@ -265,6 +266,11 @@ class RequestHandler:
     def count_saved_bytes(self, inputs: list[dict]) -> dict:
         """Return the "bytes" that a forward on the first of the inputs saves for its backward."""
         return {"bytes": count_saved_bytes(self._held.module, self._mapping.tensors(inputs[0]))}
+
+    def warm_compiler(self) -> None:
+        """Have torch.compile make its first program, which takes seconds longer than later ones."""
+        with suppress(Exception):  # the yardstick then has a note on it
+            warm_compiler(self._device)
 
     def prepare_yardsticks(
         self, names: list[str], inputs: list[dict], copied_bytes: int, yardstick_file: list[str]

@@ -68,8 +68,13 @@ class YardstickMaker:
         return {name: function}
 
 
-def _compile(module: nn.Module) -> Callable[..., object]:
-    """Return eager's module under torch.compile, which compiles when it is first called."""
+def warm_compiler(device: torch.device) -> None:
+    """Have torch.compile make a small program."""
+    _compile(torch.relu)(torch.ones(8, device=device))
+
+
+def _compile(module: Callable) -> Callable[..., object]:
+    """Return a module under torch.compile, which compiles when it is first called."""
     # Without the reset, torch.compile would make one program for all shapes at the second shape
     # and fall back to eager after the eighth.
     torch.compiler.reset()
