@@ -100,7 +100,9 @@ def _unreplaced_methods() -> tuple[Callable, ...] | None:
         and _is_defined_in(Linear.__call__, "torch.nn.modules.module", "torch.fx._symbolic_trace")
         and _is_defined_in(Linear._call_impl, "torch.nn.modules.module")
     )
-    return (Linear.forward, Linear.__call__, Linear._call_impl) if are_unreplaced else None
+    if not are_unreplaced:
+        return None
+    return Linear.forward, Linear.__call__, Linear._call_impl
 
 
 # The cache of `is_linear_replaced`: the three methods of the last call that found all of them to be

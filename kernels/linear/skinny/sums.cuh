@@ -27,8 +27,12 @@ struct WarpTotals {
   static constexpr int kLanesOfTotal = kCount < 32 ? 32 / kCount : 1;
 
   // Returns the number of a lane's first total.
-  __device__ static int first_of(int lane) { return lane / kLanesOfTotal * kOfLane; }
+  __host__ __device__ static constexpr int first_of(int lane) {
+    return lane / kLanesOfTotal * kOfLane;
+  }
 };
+static_assert(WarpTotals<2>::first_of(/*lane=*/27) == 6, "lanes 24 to 27 have total 6");
+static_assert(WarpTotals<16>::first_of(/*lane=*/27) == 54, "lane 27 has totals 54 and 55");
 
 // Two lanes that are `distance` apart have two sums each. They add them: the lower lane returns the
 // total of the first sums, the upper lane that of the second sums. Each sends the sum whose total

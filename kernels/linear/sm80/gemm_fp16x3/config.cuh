@@ -76,9 +76,11 @@ enum Half { kHi, kLo };
 //
 //   row       0, 1       2, 3       4, 5       6, 7
 //   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
-__device__ inline uint32_t vector_offset(int row, int vector) {
+__host__ __device__ constexpr uint32_t vector_offset(int row, int vector) {
   return row * Sm80Config::kRowBytes + (vector ^ (row / 2 % 4)) * kVectorBytes;
 }
+static_assert(vector_offset(/*row=*/3, /*vector=*/0) == 3 * 64 + 16,
+              "row 3 has vector 0 in its second place");
 
 // Returns the byte offset of the stage after the one at offset `stage`.
 __device__ inline uint32_t next_stage(uint32_t stage) {
