@@ -40,14 +40,14 @@ class NotCorrectError(Exception):
 
 @dataclass
 class Verdict:
-    """The findings about a file.
+    """The verdict on a file, and what the report says of it.
 
     Attributes:
         file: the graded file's path.
         word: the verdict in a word: CORRECT, WRONG, ...
         reason: why it is not correct, or "".
         accuracy: the accuracy class of the results, or "" if it is not known.
-        case_count: the number of forwards and backwards that were compared.
+        case_count: the number of untimed forwards and training steps that were compared.
         import_seconds: how long the import took.
         has_walls: whether its process had a namespace of its own; None if none was started.
         refused: the kinds of inputs that it did not take, and need not take.

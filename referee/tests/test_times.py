@@ -21,7 +21,7 @@ from referee.rounds.step_samples import StepSample, StepSamples, make_step_sampl
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
 from referee.times.ratios import p10_and_p90, speed_up
-from referee.times.timings import Names, Rate, StepTimings, TimesOfSetting, Timings
+from referee.times.timings import Rate, ReportNames, StepTimings, TimesOfSetting, Timings
 from referee.times.two_clocks import (
     LATENESS_OF_IDLE_GPU,
     MIN_SECONDS,
@@ -31,7 +31,7 @@ from referee.times.two_clocks import (
 )
 from referee.verdict import NotCorrectError
 
-NAMES = Names("ModelNew", "eager")
+NAMES = ReportNames("ModelNew", "eager")
 # Eager's two turns in each round.
 TIMED_CALLS = [TimedCall(name, None, "") for name in (NAMES.eager, NAMES.control)]
 # A request has 2 to 3 s of overhead, the fastest empty one 1 s. An empty call takes 0.1 s.
@@ -339,7 +339,7 @@ def test_the_word_for_times(eager, again, times, device, word):
 
 
 def test_a_runs_word_is_that_of_its_eager_control_and_solution():
-    names = Names(solution="ModelNew", eager="eager")
+    names = ReportNames(solution="ModelNew", eager="eager")
     seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
     rate = Rate("GB/s", "moved_bytes", COPY)
     timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)

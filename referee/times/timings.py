@@ -7,8 +7,8 @@ from typing import NamedTuple
 from referee.times.gain import compare_times
 
 
-class Names(NamedTuple):
-    """The names of the timed calls that every comparison has."""
+class ReportNames(NamedTuple):
+    """The names in reports of the solution, of eager and of the control."""
 
     solution: str
     eager: str
@@ -51,7 +51,7 @@ class Timings:
     """
 
     device: str
-    names: Names
+    names: ReportNames
     rate: Rate
     work: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
