@@ -18,7 +18,7 @@ import run
 from referee.tests.seeds import seed_only_what_is_there
 from referee.tests.shared_server import share_server
 from tests.support.processes import copy_finished_builds
-from tests.support.sanitize_markers import mark_sanitized
+from tests.support.sanitized_tests import mark_sanitized
 
 seed_only_what_is_there()
 
@@ -49,8 +49,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     config.addinivalue_line("markers", "slow: left out by default; -m slow runs these, -m '' all")
     config.addinivalue_line("markers", "all_patterns: tests all bit patterns of a dtype")
-    config.addinivalue_line("markers", "sanitize(subset, **values): see sanitize_markers.py")
-    config.addinivalue_line("markers", "sanitized(subset, tool): see sanitize_markers.py")
+    config.addinivalue_line("markers", "sanitized(subset, tool): see sanitized_tests.py")
     is_random = getattr(config.option, "hypothesis_profile", None) == "long"
     if is_random and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = random.randrange(2**32)
@@ -62,11 +61,11 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    unused = mark_sanitized(items)
+    unused = mark_sanitized(items, Path(__file__).parent)
     names_tests = any("::" in argument for argument in config.args)
     is_partial = names_tests or config.getoption("--last-failed", default=False)
     if unused and not is_partial:
-        raise pytest.UsageError(f"these markers select no case: {unused}")
+        raise pytest.UsageError(f"these rows of sanitized_tests.py select no case: {unused}")
     # Without a GPU its tests are deselected, not skipped: there are thousands of them, and skipping
     # one takes a millisecond.
     if not torch.cuda.is_available():

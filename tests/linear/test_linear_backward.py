@@ -19,7 +19,6 @@ from tests.support.compare import (
     assert_same_bits,
     exact_gradients,
 )
-from tests.support.sanitize_markers import ONE_OF_A_WIDTH
 from tests.support.tensors import (
     FLOATING,
     MATRIX_VIEWS,
@@ -113,7 +112,6 @@ SHAPES += [((4097, 2), 3), ((20_001, 2), 8), ((300, 2), 2049), ((65, 2), 4096)]
 SHAPES += [((1001, 2), n) for n in (24, 100, 264)]
 
 
-@pytest.mark.sanitize("linear", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize(("shape", "n"), SHAPES)
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
@@ -124,13 +122,11 @@ def test_gradients_are_right_for_any_shape(device, dtype, shape, n):
     assert_right(ours, reference, draw(shape, dtype, device), grad_output)
 
 
-ONE_VIEW = {"dtype": ONE_OF_A_WIDTH, "name": ["columns"]}  # under sanitizers
 EACH_VIEW = pytest.mark.parametrize(
     "name", ["columns", "rows", "offset", "transposed", "one row", "halves"]
 )
 
 
-@pytest.mark.sanitize("linear", **ONE_VIEW)
 @EACH_VIEW
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_gradients_are_right_for_an_x_of_any_strides(device, name, dtype):
@@ -145,7 +141,6 @@ def test_gradients_are_right_for_an_x_of_any_strides(device, name, dtype):
     assert_right(ours, reference, x, draw(shape[::-1], dtype, device).permute(reverse_order))
 
 
-@pytest.mark.sanitize("linear", **ONE_VIEW)
 @EACH_VIEW
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_gradients_are_right_for_a_weight_of_any_strides(device, name, dtype):

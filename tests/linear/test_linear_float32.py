@@ -50,21 +50,12 @@ SHARED = [(64, 256, 32768), (400, 1100, 4096), (1000, 4000, 2048)]
 TRAINING = (1030, 1537, 1029)
 
 
-# Sanitizers run sm90 at both of its precisions, and the other paths at `highest`.
-SM90 = {"path": ["sm90"], "precision": ["highest", "high"]}
-SKINNY = {"path": ["skinny"], "precision": ["highest"]}
-SM80 = {"path": ["sm80"], "precision": ["highest"]}
-
-
 @pytest.fixture(params=FLOAT32_PATHS)
 def path(request):
     with linear_path(request.param):
         yield request.param
 
 
-@pytest.mark.sanitize(
-    "sm90", path=["sm90"], precision=["highest"], shape=[LONG[3]], without=["initcheck"]
-)
 @pytest.mark.parametrize("shape", LONG + SHARED, ids=str)
 def test_the_forward_keeps_its_promise(path, precision, shape):
     """Errors are at most torch's times the slack. The mask is right; making it changes no bit."""
@@ -82,17 +73,8 @@ def test_the_forward_keeps_its_promise(path, precision, shape):
 
 # M around multiples of the tiles' rows, and K for which the tiles differ.
 TILE_SHAPES = [(m, 262, k) for m in (64, 65, 161, 177, 337, 353, 1024) for k in (512, 1024, 4096)]
-# Sanitizers run these of TILE_SHAPES and SHARED.
-SHORT_TILES = [(353, 262, 512), (353, 262, 1024)]
-LONG_TILES = [(353, 262, 4096)]
-SEVERAL_TILES_PER_CLUSTER = [(1000, 4000, 2048)]
 
 
-@pytest.mark.sanitize("sm90", **SM90, shape=SHORT_TILES + LONG_TILES)
-@pytest.mark.sanitize("sm90", **SM90, shape=SEVERAL_TILES_PER_CLUSTER, without=["initcheck"])
-@pytest.mark.sanitize("other paths", **SKINNY, shape=SHORT_TILES + LONG_TILES)
-@pytest.mark.sanitize("other paths", **SM80, shape=SHORT_TILES)
-@pytest.mark.sanitize("other paths", **SM80, shape=LONG_TILES, without=["racecheck"])
 @pytest.mark.parametrize("shape", TILE_SHAPES + SHARED, ids=str)
 def test_tiles_cover_all_rows_of_x_once(path, precision, shape):
     """So the results of integers have no error.
@@ -158,9 +140,6 @@ def test_gradients_keep_their_promise(path, precision):
         assert_max_and_mean_error(got, summed_at_once(a, b), exact, slack(precision))
 
 
-@pytest.mark.sanitize("sm90", **SM90)
-@pytest.mark.sanitize("other paths", **SKINNY)
-@pytest.mark.sanitize("other paths", **SM80)
 @pytest.mark.parametrize("shape", SHORT, ids=str)
 def test_short_sums_err_no_more_than_torch_or_by_a_few_roundings(path, precision, shape):
     unit = 2.0**-24 if precision == "highest" else 2.0**-12
@@ -206,10 +185,6 @@ def test_the_best_path_is_chosen_on_hopper(shape, best, results):
         assert best == "torch" or "torch" not in same
 
 
-@pytest.mark.sanitize("sm90", path=["sm90"])
-@pytest.mark.sanitize("other paths", path=["skinny"])
-@pytest.mark.sanitize("other paths", path=["sm80"], shape=[(70, 129, 301)])
-@pytest.mark.sanitize("other paths", path=["sm80"], shape=[(65, 130, 1028)], without=["racecheck"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(65, 130, 1028), (70, 129, 301)], ids=str)
 def test_the_layout_changes_no_bit(path, layout, shape):
@@ -243,9 +218,6 @@ def spoil(x):
     return x
 
 
-@pytest.mark.sanitize("sm90", **SM90, shape=[(65, 1001, 1030)])
-@pytest.mark.sanitize("other paths", **SKINNY, shape=[(65, 1001, 1030)])
-@pytest.mark.sanitize("other paths", **SM80, shape=[(65, 1001, 1030)])
 @pytest.mark.parametrize("spoiled", ["x", "weight", "grad_output"])
 @pytest.mark.parametrize("shape", [(65, 1001, 1030), (33, 70, 20)], ids=str)
 def test_special_values_come_out_where_torch_has_them(path, precision, shape, spoiled):

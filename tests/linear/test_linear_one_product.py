@@ -117,7 +117,6 @@ REPEATED_TILES = [
 ]
 
 
-@pytest.mark.sanitize("sm90", m=[1500], tiles=[[1]], without=["initcheck"])
 @pytest.mark.parametrize(("m", "tiles"), REPEATED_TILES, ids=str)
 def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
     """Any subset of the tiles of x may be wide; the exact sums of integers do not change.
@@ -134,7 +133,6 @@ def test_any_tiles_of_x_are_computed_again(sm90_at_high, m, tiles):
     assert_same_bits(linear_relu_divide(x, weight, None, 2.0), want)
 
 
-@pytest.mark.sanitize("sm90")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layout_changes_no_bit_of_the_result(sm90_at_high, layout):
     """Strided, transposed and misaligned operands give the bits that contiguous ones give."""

@@ -6,4 +6,5 @@ test_tensor_kinds                         subclasses of Tensor, sparse tensors a
 test_interception, test_changed_linear    code that replaces functions or modules
 test_float32_settings                     torch's settings of precision
 test_memory, test_soak                    lack of memory, many calls from several threads
+memory_programs                           the programs that the tests of memory run
 """

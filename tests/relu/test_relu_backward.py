@@ -12,7 +12,6 @@ from model import Model
 from model_new import ModelNew
 from problems.elementwise import special_values
 from tests.support.compare import assert_same_bits, checked_call, unpack_mask
-from tests.support.sanitize_markers import ONE_OF_A_WIDTH
 from tests.support.tensors import FLOATING, VIEWS, draw, draw_view, step
 
 
@@ -23,7 +22,6 @@ def assert_same_gradient(x, grad_output):
     assert got.stride() == want.stride()
 
 
-@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_gradients_match_torch_for_any_size(device, dtype):
     """The output's gradient may also be an expanded value."""
@@ -34,7 +32,6 @@ def test_gradients_match_torch_for_any_size(device, dtype):
             assert_same_gradient(x, torch.tensor(value, dtype=dtype, device=device).expand(size))
 
 
-@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("view", VIEWS)
 def test_gradients_match_torch_for_any_layout(device, view, dtype):
@@ -89,7 +86,6 @@ def test_gradients_of_more_than_2_to_the_31_elements_match_torch():
         del got
 
 
-@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_gradients_of_special_values_match_torch(device, dtype):
     """Each special value of x meets each one of the output's gradient."""

@@ -24,13 +24,11 @@ from tests.support.compare import (
     relu_by_definition,
 )
 from tests.support.processes import printed
-from tests.support.sanitize_markers import ONE_OF_A_WIDTH
 from tests.support.tensors import DTYPES, FLOATING, VIEWS, draw, draw_view
 
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 4097, 70001, 300_007]
 
 
-@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_results_match_torch_for_any_size(device, size, dtype):
@@ -38,7 +36,6 @@ def test_results_match_torch_for_any_size(device, size, dtype):
     assert_is_relu(ModelNew()(x), x)
 
 
-@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("view", VIEWS)
 def test_results_match_torch_for_any_layout_and_x_does_not_change(device, view, dtype):
@@ -48,7 +45,6 @@ def test_results_match_torch_for_any_layout_and_x_does_not_change(device, view, 
     assert_same_bits(x, before)
 
 
-@pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_special_values_are_right(device, dtype):
     """These are NaN, infinities, zeros, subnormals and the ends of integers."""

@@ -5,7 +5,7 @@ On a GPU the sanitizers are compute-sanitizer's memcheck, racecheck, initcheck a
 built once more. The program prints a line for each run. Its exit status is 0 if no run has errors,
 1 if a run has some, and 2 if a tool is missing or the kernels cannot be built.
 
-On a GPU only tests with the marker `sanitize` run; sanitize_markers.py describes it.
+On a GPU only the tests that sanitized_tests.py lists run.
 """
 
 import argparse
@@ -17,30 +17,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.support.sanitized_tests import SANITIZED, TOOLS  # noqa: E402
+
 ERROR_STATUS = 86  # the exit status that sanitizers are told to use if they find an error
 
-RELU = ["relu/test_relu_forward.py", "relu/test_relu_backward.py"]
-LINEAR = ["linear/test_linear_forward.py", "linear/test_linear_backward.py"]
-LINEAR_FLOAT32 = "linear/test_linear_float32.py"
-# By the name of a subset: its test files. The markers `sanitize` in these files select the tests.
-SUBSETS = {
-    "linear": LINEAR,  # torch's products and the passes beside them
-    "sm90": [
-        LINEAR_FLOAT32,
-        "linear/test_linear_one_product.py",
-        "linear/test_linear_layouts.py",
-    ],
-    "other paths": [LINEAR_FLOAT32],
-    "relu": RELU,
-}
 CPU_FILES = [
-    *RELU,
-    *LINEAR,
+    "relu/test_relu_forward.py",
+    "relu/test_relu_backward.py",
+    "linear/test_linear_forward.py",
+    "linear/test_linear_backward.py",
     "relu/test_properties_relu.py",
     "linear/test_properties_linear.py",
 ]
@@ -50,7 +43,7 @@ CPU_MARKERS = "not slow and not all_patterns"
 # bounds.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 # By the name of a tool: the environment variables of its runs.
-TOOLS = {
+VARIABLES = {
     "memcheck": UNCACHED,
     "racecheck": {"NVCC_APPEND_FLAGS": "-DKERNELS_RACECHECK"},
     "initcheck": UNCACHED,
@@ -144,7 +137,7 @@ def count_errors(output: str) -> int:
     return sum(map(int, counts)) + len(first_errors)
 
 
-def pytest_command(files: list[str], *options: str) -> list[str]:
+def pytest_command(files: Iterable[str], *options: str) -> list[str]:
     """Return the command that runs this interpreter's pytest on files of `tests/`."""
     paths = [f"tests/{file}" for file in files]
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths, *options]
@@ -164,18 +157,18 @@ def gpu_runs(tools: list[str]) -> list[Run]:
         )
     # The kernels are built before the runs so that the tools do not check the compilers.
     build = pytest_command(["relu/test_relu_forward.py"], "-k", "in_place")
-    builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **TOOLS[t]}) for t in tools]
+    builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **VARIABLES[t]}) for t in tools]
     statuses = [process.wait() for process in builds]
     if any(statuses):
         raise UnavailableError("the kernels cannot be built")
     runs = []
-    for subset, files in SUBSETS.items():
+    for subset, files in SANITIZED.items():
         for tool in tools:
             checked = [] if tool == "initcheck" else OUR_KERNELS
             selection = f"gpu and sanitized(subset='{subset}', tool='{tool}')"
             tests = pytest_command(files, "-m", selection)
             command = [sanitizer, "--tool", tool, *OPTIONS, *checked, *tests]
-            runs.append(Run(tool, subset, command, TOOLS[tool]))
+            runs.append(Run(tool, subset, command, VARIABLES[tool]))
     return runs
 
 
@@ -234,7 +227,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            tools = options.tool or list(TOOLS)
+            tools = options.tool or TOOLS
             runs = cpu_runs(Path(folder)) if options.cpu else gpu_runs(tools)
         except UnavailableError as error:
             print(error, file=sys.stderr)
