@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, checked_backlog, checked_seconds
-from referee.times.timing import Names, StepTimings
+from referee.times.timings import ReportNames, StepTimings
 from referee.times.two_clocks import Sample
 
 
@@ -35,7 +35,7 @@ class StepSamples:
         whole_steps: the samples of whole steps.
     """
 
-    def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
+    def __init__(self, names: ReportNames, timed_calls: list[TimedCall]) -> None:
         self.whole_steps = RoundSamples(names, timed_calls)
         # The part of each request that was spent in forwards, by the timed call's name.
         self._parts_of_forwards: dict[str, list[float]] = {

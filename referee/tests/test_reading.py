@@ -71,7 +71,8 @@ def test_tensors_of_another_process_are_read_in_any_layout(stopped, x):
     bad, first_and_last, unreadable, second = reader.read_elements(wanted)
     assert torch.equal(first_and_last.view(x.dtype), x.flatten()[[0, -1]])
     assert torch.equal(second.view(x.dtype), x.flatten()[[1]])
-    assert bad is unreadable is None
+    assert bad is None
+    assert unreadable is None
 
 
 def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
