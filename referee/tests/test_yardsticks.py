@@ -20,7 +20,7 @@ from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.counters import until
 from referee.tests.texts import IMPORTS, RELU, module
-from referee.times.timing import RoundLimit
+from referee.times.round_limit import RoundLimit
 from referee.verdict_words import CORRECT
 
 
