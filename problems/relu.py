@@ -15,7 +15,7 @@ from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
-from referee.times.timing import Names, Timings
+from referee.times.timings import ReportNames, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}
@@ -36,7 +36,7 @@ class ReluProblem(Problem):
     this project's kernels: they keep the bits of x.
     """
 
-    names = Names(solution="ModelNew", eager="torch.relu")
+    names = ReportNames(solution="ModelNew", eager="torch.relu")
     needs_float64 = False
 
     def reference_tensors(self, module: torch.nn.Module, inputs: list) -> list[ReferenceTensor]:

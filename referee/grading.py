@@ -21,8 +21,8 @@ from referee.contestants.state import State, StateError
 from referee.reference.module import ReferenceModule
 from referee.reference.random_values import new_seed
 from referee.resources import Resources
-from referee.times.gain import TimesOfSetting
-from referee.times.timing import RoundLimit
+from referee.times.round_limit import RoundLimit
+from referee.times.timings import TimesOfSetting
 from referee.verdict import NotCorrectError, Verdict
 from referee.verdict_words import WRONG
 

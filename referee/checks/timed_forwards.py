@@ -8,7 +8,8 @@ A round is:
        Each process goes on, calls, replies and is stopped; `contestant` describes the clock.
     3. After the solution's turn its whole results are compared, and its inputs and parameters.
 
-Short calls share a request: each has inputs and a result of its own.
+Short calls share a request: each has inputs and a result of its own. `comparison/__init__` has a
+picture of the classes that judge a result; here it begins at `Requirements`.
 """
 
 from time import sleep
@@ -44,8 +45,7 @@ from referee.rounds.turns import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.times.gain import TimesOfSetting
-from referee.times.timing import Timings
+from referee.times.timings import TimesOfSetting, Timings
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG

@@ -45,7 +45,7 @@ from referee.rounds.turns import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.times.timing import StepTimings, Timings
+from referee.times.timings import StepTimings, Timings
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 
@@ -75,22 +75,22 @@ def time_training_steps(grading: Grading) -> None:
     try:
         _time_rounds(grading)
     except ChangingShapeError:  # draws before this one had equal shapes by chance
-        grading.findings.times.training_step = None
+        grading.findings.times.steps = None
         note = "the training step is not timed: shapes of its results depend on the inputs' values"
         grading.verdict.notes.append(note)
     except (NoRoomError, torch.OutOfMemoryError, EagerOutOfMemoryError):
-        grading.findings.times.training_step = None
+        grading.findings.times.steps = None
         grading.verdict.notes.append("no memory for the training step")
     except RaisedError as error:  # in the solution's process
         if not error.is_lack_of_memory:
             raise
-        grading.findings.times.training_step = None
+        grading.findings.times.steps = None
         note = "the training step is not timed: the solution runs out of memory"
         grading.verdict.notes.append(note)
 
 
 def _time_rounds(grading: Grading) -> None:
-    """Time training steps; set `grading.findings.times.training_step`."""
+    """Time training steps; set `grading.findings.times.steps`."""
     resources = grading.resources
     timed_calls = timed_calls_of(grading, only_compiled(resources.eager.yardsticks))
     step = _start_step(grading, timed_calls)
@@ -114,8 +114,8 @@ def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     for half in (forward, backward):
         half.start(timed_call.name for timed_call in timed_calls)
-    grading.findings.times.training_step = StepTimings(forward, backward)
-    return grading.findings.times.training_step
+    grading.findings.times.steps = StepTimings(forward, backward)
+    return grading.findings.times.steps
 
 
 class _StepRunner:
@@ -146,7 +146,7 @@ class _StepRunner:
     def prepare(self) -> None:
         """Count the bytes that autograd keeps and time some empty requests."""
         _draw_round(self._grading, self._step_count)
-        self._grading.findings.times.training_step.kept = count_kept_bytes(self._grading)
+        self._grading.findings.times.steps.kept = count_kept_bytes(self._grading)
         check_intact(self._grading, "a forward whose kept bytes are counted")
         for _ in range(EMPTY_REQUESTS):
             timed = time_steps(self._grading, self._nothing, self._step_count)

@@ -29,7 +29,7 @@ from referee.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report import files, markdown, tables
-from referee.times.timing import CPU_SECONDS, FULL_CPU_SECONDS, RoundLimit
+from referee.times.round_limit import CPU_SECONDS, FULL_CPU_SECONDS, RoundLimit
 
 # Several files on one problem share a CPU's seconds, but each gets at least a quarter of them.
 MAX_SHARES = 4

@@ -20,7 +20,7 @@ from referee.reference.facts import examine
 from referee.reference.file import ReferenceFile
 from referee.reference.float64 import run_in_float64, run_in_tf32
 from referee.reference.tf32 import operators_in_tf32
-from referee.times.timing import Names, Rate, Timings
+from referee.times.timings import Rate, ReportNames, Timings
 
 # If inputs, outputs and parameters take more than this share of a GPU's memory, not all contestants
 # can keep memory for them at once: each gives back what it does not use.
@@ -56,7 +56,7 @@ class Problem:
     """
 
     # The timed calls' names in reports.
-    names = Names(solution="ModelNew", eager="eager")
+    names = ReportNames(solution="ModelNew", eager="eager")
     # The speed that limits the problem.
     rate = Rate(unit="GB/s", work_unit="moved_bytes", yardstick=COPY)
     # The names of the calls that are timed beside eager, by the device's type. A quick check leaves

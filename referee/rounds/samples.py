@@ -3,7 +3,8 @@
 from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
-from referee.times.timing import Names, p10_and_p90
+from referee.times.ratios import p10_and_p90
+from referee.times.timings import ReportNames
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict_words import FASTER
 
@@ -23,7 +24,7 @@ class RoundSamples:
         empty_samples: samples of empty requests; those before the timed rounds count, too.
     """
 
-    def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
+    def __init__(self, names: ReportNames, timed_calls: list[TimedCall]) -> None:
         self._names = names
         self.by_name: dict[str, list[Sample]] = {timed_call.name: [] for timed_call in timed_calls}
         self.empty_samples: list[Sample] = []
@@ -59,7 +60,7 @@ def note_clock(grading: Grading, samples: RoundSamples) -> None:
         grading.verdict.notes.append(note)
 
 
-def _clock_note(names: Names, device: str, samples: RoundSamples) -> str:
+def _clock_note(names: ReportNames, device: str, samples: RoundSamples) -> str:
     """Return FALSE_CLOCK, UNCONFIRMED or "".
 
     The referee estimates the overhead of a request, and a solution may have less: it may reply

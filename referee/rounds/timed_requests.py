@@ -191,10 +191,8 @@ def time_request(
         outputs=room,
     )
     call_seconds = checked_seconds(reply["seconds"], call_count)
-    backlog = reply.get("backlog")
-    if not _is_seconds(backlog):  # as on a CPU, which has none
-        backlog = math.inf
-    return TimedRequest(Sample(call_seconds, contestant.seconds, backlog), reply, early_elements)
+    sample = Sample(call_seconds, contestant.seconds, checked_backlog(reply))
+    return TimedRequest(sample, reply, early_elements)
 
 
 def checked_seconds(seconds: object, call_count: int) -> list[float]:
@@ -211,6 +209,12 @@ def checked_seconds(seconds: object, call_count: int) -> list[float]:
     if not is_list or not all(map(_is_seconds, seconds)):
         return [0.0] * call_count
     return seconds
+
+
+def checked_backlog(reply: dict) -> float:
+    """Return the backlog of a reply, see `Sample`; infinite if it has none, as on a CPU."""
+    backlog = reply.get("backlog")
+    return backlog if _is_seconds(backlog) else math.inf
 
 
 def _is_seconds(value: object) -> bool:

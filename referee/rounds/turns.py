@@ -24,7 +24,7 @@ from typing import TypeVar
 from referee.call_names import COMPILED, MODULE
 from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
-from referee.times import timing
+from referee.times.round_limit import run_rounds
 
 Samples = TypeVar("Samples")  # the timed calls' samples of one round, by their names
 # Inputs of at most this many bytes are written before every request, so that all processes find the
@@ -65,7 +65,7 @@ def timed_rounds(
         name: what is timed, for the progress line: "the forward".
     """
     setting = grading.problem.setting
-    return timing.run_rounds(
+    return run_rounds(
         run_round,
         grading.options.round_limit,
         grading.device,

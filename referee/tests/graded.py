@@ -13,7 +13,7 @@ from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.resources import Resources
 from referee.tests.texts import IMPORTS, Table
-from referee.times.timing import RoundLimit
+from referee.times.round_limit import RoundLimit
 
 
 def grade(

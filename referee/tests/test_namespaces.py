@@ -20,7 +20,7 @@ from referee.reference.problem import Problem
 from referee.tests.counters import Counter, until
 from referee.tests.graded import check, remember_resources
 from referee.tests.texts import IMPORTS, correct, module, reference, wrong
-from referee.times.timing import RoundLimit
+from referee.times.round_limit import RoundLimit
 
 CPU = torch.device("cpu")
 

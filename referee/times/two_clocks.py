@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
-from referee.times.timing import p10_and_p90
+from referee.times.ratios import p10_and_p90
 
 MIN_SECONDS = 1e-9  # a clock's zero becomes this, so that ratios are finite
 # When the host has launched the last call of a request, a GPU that is kept busy has at least this

@@ -26,7 +26,7 @@ from problems.benchmark import (
 from problems.benchmark.grid_table import path_grid_table
 from problems.benchmark.tables import TABLES
 from referee.report import by_role, markdown
-from referee.times.timing import speed_up
+from referee.times.ratios import speed_up
 from tests.support.made_up_results import HEADLINE, document, record
 
 COMMANDS = {name: c for commands in report.COMMANDS.values() for name, c in commands.items()}
@@ -283,7 +283,7 @@ def test_the_pages_show_each_run_of_a_comparison(kind, dtype):
 
 
 @pytest.mark.parametrize("problem, settings", [("relu", 3), ("linear_relu_divide", 5)])
-def test_the_pages_need_no_times_of_torchs_compiler(problem, settings):
+def test_the_pages_need_no_times_of_torch_compile(problem, settings):
     """A machine may have no compiler that torch.compile could use."""
     results = json.loads((pages.RESULTS / pages.HEADLINE).read_text())
     without = copy.deepcopy(results)
@@ -359,7 +359,7 @@ def benchmarks():
     return pages.PAGES[1].read_text()
 
 
-def test_readmes_first_sentences_repeat_the_headline(readme):
+def test_the_first_sentences_of_the_readme_repeat_the_headline(readme):
     run = _headline_run("linear_relu_divide", "float32", "highest")
     summary = run["forward"]["summary"]
     speedup = by_role(summary, "solution")["ratio"]
@@ -370,7 +370,7 @@ def test_readmes_first_sentences_repeat_the_headline(readme):
     assert f"[{median_ms['Triton tf32x3']:.3f} ms]" in readme
 
 
-def test_readmes_table_of_calls_that_gain_repeats_the_speedups(readme):
+def test_the_table_of_calls_that_gain_repeats_the_speedups(readme):
     assert f"[{_range_of_speedups('highest')} times]" in readme
     others = _range_of_speedups("high", "float16", "bfloat16")
     assert f"| {others} times, for the same sizes" in readme

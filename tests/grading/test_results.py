@@ -22,8 +22,8 @@ from referee.console import Progress
 from referee.project import roofline, sweep
 from referee.reference.file import NoRoomError
 from referee.report import comparison_tables, graded_files, markdown, tables
-from referee.times import timing
-from referee.times.gain import TimesOfSetting
+from referee.times import round_limit
+from referee.times.timings import StepTimings, TimesOfSetting, Timings
 from referee.verdict import NotCorrectError
 from referee.verdict_words import CORRECT, ERROR, LEFT_OUT
 from tests.grading.result_files import check_shape
@@ -163,9 +163,7 @@ def test_a_result_that_cannot_be_written_leaves_the_old_file(quick, monkeypatch,
 
 def test_a_markdown_table_has_a_row_for_each_setting_and_for_each_wrong_result():
     found = [record(*key) for key in ((relu, "float16"), (linear, "float32"))]
-    step = timing.StepTimings(
-        timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32}
-    )
+    step = StepTimings(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
     found[0]["runs"][0]["step"] = records.make_step_record(step)
     found.append(record(relu, "int8", word="wrong", reason="one; two"))
     note = " Interrupted: not all of it was measured."
@@ -205,9 +203,7 @@ def test_one_round_has_no_interval():
 
 def test_steps_and_notes_of_a_graded_file_have_lines_of_their_own():
     found = record(relu)
-    step = timing.StepTimings(
-        timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32}
-    )
+    step = StepTimings(timings(relu, 1.5), timings(relu, 1.5), {"ModelNew": 1, "torch.relu": 32})
     found["runs"][0]["step"] = records.make_step_record(step)
     found |= {"file": "a.py", "accuracy": "exact", "notes": ["a note"], "refused": ["zeros", "NaN"]}
     times = "1.500 ms, 2.000 [2.000, 2.000] times eager's speed: faster; 133.3% of a copy's speed"
@@ -240,11 +236,9 @@ def test_a_failure_of_eager_is_an_error_and_no_fault_of_ours(quick, monkeypatch,
     assert "imported" not in output.err
 
 
-def record_of_runs(times: timing.Timings) -> dict:
+def record_of_runs(times: Timings) -> dict:
     """Make up the record of two runs, of which forward and training step have these times."""
-    run_record = records.make_run_record(
-        TimesOfSetting("", times, timing.StepTimings(times, times))
-    )
+    run_record = records.make_run_record(TimesOfSetting("", times, StepTimings(times, times)))
     return {**record(relu), "runs": [run_record, run_record]}
 
 
@@ -410,4 +404,4 @@ def test_progress_says_how_many_seconds_are_left():
         (40, 4.0, 50, 10.0, ", 1 s left"),
         (2, 20.0, 50, 10.0, ", 10 s left"),
     ):
-        assert timing._time_left(done, seconds, most, limit) == text
+        assert round_limit._time_left(done, seconds, most, limit) == text

@@ -407,7 +407,7 @@ def test_linear_is_compared_in_other_dtypes(dtype, place_solution, small_problem
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
-def test_integer_dtypes_are_those_of_torchs_relu(dtype, place_solution, small_problems, capsys):
+def test_integer_dtypes_are_those_of_torch_relu(dtype, place_solution, small_problems, capsys):
     """Newer versions of torch support more of these dtypes; others are refused."""
     place_solution("ModelNew = model.Model")
     if dtype in elementwise.dtypes_of_relu(torch.device("cpu")):

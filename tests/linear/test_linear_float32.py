@@ -71,9 +71,9 @@ def test_the_forward_keeps_its_promise(path, precision, shape):
     ours, _, x, _ = draw_step(*shape)
     weight, bias = (p.detach() for p in ours.linear.parameters())
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
-    torchs = forward_summed_at_once(x, weight, bias)
+    torch_out = forward_summed_at_once(x, weight, bias)
     reference = Reference(x, weight, bias, DIVISOR)
-    assert broken_promises(out, torchs, reference, slack(precision)) == []
+    assert broken_promises(out, torch_out, reference, slack(precision)) == []
 
     assert_mask_of(out, mask)
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_gradients_keep_their_promise(path, precision):
 @pytest.mark.sanitize("other paths", **SKINNY)
 @pytest.mark.sanitize("other paths", **SM80)
 @pytest.mark.parametrize("shape", SHORT, ids=str)
-def test_short_sums_err_as_torchs_or_by_a_few_roundings(path, precision, shape):
+def test_short_sums_err_no_more_than_torch_or_by_a_few_roundings(path, precision, shape):
     unit = 2.0**-24 if precision == "highest" else 2.0**-12
     ours, reference, x, grad_output = draw_step(*shape)
     weight, bias = (p.detach() for p in ours.linear.parameters())
@@ -260,10 +260,10 @@ def test_special_values_come_out_where_torch_has_them(path, precision, shape, sp
     out, *grads, _ = step(ours, x, grad_output)
     # As in torch, the gradient passes where the output is NaN.
     grad_z = torch.where(out <= 0, 0.0, grad_output / DIVISOR)
-    torchs = reference(x).detach(), grad_z @ ours.linear.weight.detach(), grad_z.t() @ x
-    for got, want in zip((out, *grads), torchs, strict=True):
+    torch_results = reference(x).detach(), grad_z @ ours.linear.weight.detach(), grad_z.t() @ x
+    for got, want in zip((out, *grads), torch_results, strict=True):
         assert_special_values(got, want)
-    assert any(not want.isfinite().all() for want in torchs)
+    assert any(not want.isfinite().all() for want in torch_results)
 
 
 def test_a_cuda_graph_can_be_replayed_with_other_operands(path, precision):

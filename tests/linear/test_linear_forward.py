@@ -40,7 +40,7 @@ DIVISORS = [2.0, 3.0, -3.0, 0.7, 5, -4, True, 0.0, -0.0, INF, -INF, NAN]
 DIVISORS += [1e-40, -(2.0**-128), -1e-300, 5e-324, 2.0**-126, 3e38, 1e39, 1e300]
 
 
-class Case(NamedTuple):
+class PathCase(NamedTuple):
     """A device, the path of its products, and a dtype; the path supports any shape and layout."""
 
     device: str
@@ -59,12 +59,12 @@ def parameters(cases):
     return [pytest.param(c, id="-".join(map(str, c)), marks=on_gpu[c.device]) for c in cases]
 
 
-CASES = [Case("cpu", "auto", dtype) for dtype in FLOATING]
-CASES += [Case("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
-CASES += [Case("cuda", path, torch.float32) for path in FLOAT32_PATHS]
+CASES = [PathCase("cpu", "auto", dtype) for dtype in FLOATING]
+CASES += [PathCase("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
+CASES += [PathCase("cuda", path, torch.float32) for path in FLOAT32_PATHS]
 # The cases that run under sanitizers.
-SANITIZED = [Case("cuda", "auto", dtype) for dtype in ONE_OF_A_WIDTH]
-SANITIZED += [Case("cuda", "torch", torch.float32)]
+SANITIZED = [PathCase("cuda", "auto", dtype) for dtype in ONE_OF_A_WIDTH]
+SANITIZED += [PathCase("cuda", "torch", torch.float32)]
 
 
 @pytest.fixture(params=parameters(CASES))
@@ -84,7 +84,7 @@ def exact_result(module, x):
     return torch.relu(z) / divisor
 
 
-def torchs_own(module, x):
+def torch_result(module, x):
     """Return the reference's result, with the bias added in the product and, on a GPU, a division.
 
     The reference itself multiplies by the reciprocal on a GPU.
@@ -105,7 +105,7 @@ def assert_right(ours, reference, x, may_be_ours=False):
     before = x.clone()
     with torch.no_grad():
         got = ours(x)
-        want = torchs_own(reference, x)
+        want = torch_result(reference, x)
     assert got.is_contiguous()
     assert torch.equal(bits(x), bits(before))
     if x.is_cuda:
@@ -206,13 +206,13 @@ def test_results_are_right_for_any_divisor(case, divisor):
 
 
 @pytest.mark.parametrize("divisor", [2**53 + 1, torch.tensor(2.0), torch.rand(9) + 1])
-def test_divisors_that_are_tensors_or_large_integers_give_the_references_bits(divisor):
+def test_divisors_that_are_tensors_or_large_integers_match_the_reference(divisor):
     ours, reference = linear_modules(7, 9, divisor)
     x = torch.randn(5, 7)
     assert_same_bits(ours(x), reference(x))
 
 
-def test_results_are_nan_or_infinite_where_torchs_are(case):
+def test_results_are_nan_or_infinite_where_those_of_torch_are(case):
     device, _, dtype = case
     for m, n, k in ((1, 9, 8), (16, 72, 64), (65, 129, 40)):
         ours, reference = linear_modules(k, n, 3.0, dtype, device)
@@ -324,7 +324,7 @@ FAILING_CALLS = [
 
 @pytest.mark.parametrize(("change", "make"), FAILING_CALLS)
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_call_that_fails_raises_the_references_error(device, change, make, grad):
+def test_a_call_that_fails_raises_the_error_of_the_reference(device, change, make, grad):
     """The type and the message are the same."""
     x = make()
     x = x.to(device) if isinstance(x, torch.Tensor) and not x.is_meta else x

@@ -148,7 +148,7 @@ def test_gradients_of_integers_are_exact(dtype, transposed, shape):
 
 
 @pytest.mark.parametrize("shape", [(1000, 1000, 1000), (512, 1024, 4096)], ids=str)
-def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
+def test_results_are_as_accurate_as_in_torch(dtype, transposed, shape):
     m, n, k = shape
     x, weight, bias = (torch.randn(s, device="cuda", dtype=dtype) for s in ((m, k), (n, k), (n,)))
     grad_output = torch.randn(m, n, device="cuda", dtype=dtype)
@@ -156,8 +156,8 @@ def test_results_are_as_accurate_as_torchs(dtype, transposed, shape):
     out, grad_x, grad_weight, _ = step(module, laid_out(x, transposed.x), grad_output)
     wide_x = x.double()
     wide_weight = weight.double()
-    torchs = nn.functional.linear(x, weight, bias).relu() / 2
-    assert_as_accurate(out, torchs, (wide_x @ wide_weight.t() + bias.double()).relu() / 2)
+    torch_result = nn.functional.linear(x, weight, bias).relu() / 2
+    assert_as_accurate(out, torch_result, (wide_x @ wide_weight.t() + bias.double()).relu() / 2)
     grad_z = torch.where(out != 0, grad_output / 2, 0)
     wide = grad_z.double()
     assert_as_accurate(grad_x, grad_z @ weight, wide @ wide_weight)

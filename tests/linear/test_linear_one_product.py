@@ -77,9 +77,9 @@ def test_wide_rows_are_as_accurate_as_tf32(sm90_at_high, side, name, rows):
     x, weight, bias = draw_wide(side, name, rows)
     out, mask = OPERATORS.linear_relu_divide_with_mask(x, weight, bias, DIVISOR)
     assert_same_bits(OPERATORS.linear_relu_divide(x, weight, bias, DIVISOR), out)
-    torchs = forward_summed_at_once(x, weight, bias)
+    torch_result = forward_summed_at_once(x, weight, bias)
     reference = Reference(x, weight, bias, DIVISOR)
-    assert broken_promises(out, torchs, reference, ONE_PRODUCT_SLACK) == []
+    assert broken_promises(out, torch_result, reference, ONE_PRODUCT_SLACK) == []
     assert_mask_of(torch.where(out.isnan(), 1.0, out), mask)  # the gradient of NaN passes
 
 

@@ -105,8 +105,8 @@ def reference_of(product, x, weight, bias):
 def results(product, *drawn):
     """Return our product of x, weight and bias (`drawn`), torch's, and the reference."""
     out = product(LinearReluDivideNew, *drawn)
-    torchs = product(LinearReluDivide, *drawn)
-    return out, torchs, reference_of(product, *drawn)
+    torch_out = product(LinearReluDivide, *drawn)
+    return out, torch_out, reference_of(product, *drawn)
 
 
 def judge(*drawn, slack, allowance=0.0, has_bound=False, product=forward):
@@ -119,8 +119,8 @@ def judge(*drawn, slack, allowance=0.0, has_bound=False, product=forward):
         has_bound: whether the bound of docs/SPLIT.md is promised too.
         product: `forward`, or one of the gradients.
     """
-    out, torchs, reference = results(product, *drawn)
-    broken = broken_promises(out, torchs, reference, slack, allowance)
+    out, torch_out, reference = results(product, *drawn)
+    broken = broken_promises(out, torch_out, reference, slack, allowance)
     if has_bound and not bound_ratio(out, reference).max() <= 1:
         broken.append("the bound")
     return broken
@@ -182,12 +182,12 @@ def test_random_compositions_keep_the_promises_of_highest(path):
         if path == "sm90" and k >= 4096:
             allowance = promises.LONG_INTERVAL_ALLOWANCE
         for product in (forward, *GRADIENTS):
-            out, torchs, reference = results(product, *drawn)
+            out, torch_out, reference = results(product, *drawn)
             tried[k] += 1
-            if broken_promises(out, torchs, reference, FP16X3_SLACK, FEW_TERMS_ERROR):
+            if broken_promises(out, torch_out, reference, FP16X3_SLACK, FEW_TERMS_ERROR):
                 exceeding[k] += 1
                 largest[k] = max(largest[k], reference.errors(out).relative * 2**24)
-            messages = broken_promises(out, torchs, reference, FP16X3_SLACK, allowance)
+            messages = broken_promises(out, torch_out, reference, FP16X3_SLACK, allowance)
             if bound_ratio(out, reference).max() > 1:
                 messages.append("the bound")
             if messages:

@@ -163,7 +163,7 @@ def exact_output(module, x):
     return Exact(torch.relu(z) / module.divisor, magnitudes / abs(module.divisor), x.shape[-1])
 
 
-def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
+def assert_accurate(errors, torch_errors, dtype, terms, is_expanded=False):
     """Assert that a result is as accurate as the reference's.
 
     One of three conditions is enough:
@@ -174,8 +174,8 @@ def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
       because in some of thousands of cases the reference's order of summation is luckier.
 
     Args:
-        got: the errors of our result.
-        torchs: the errors of the reference's.
+        errors: the errors of our result.
+        torch_errors: the errors of the reference's result.
         dtype: the dtype of the results. Half types are summed in float32, and rounded after
             product, bias and division.
         terms: the number of terms of each sum.
@@ -183,7 +183,8 @@ def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
             roundings all have one sign.
     """
     is_alike = all(
-        getattr(got, kind) < math.inf and getattr(got, kind) <= factor * getattr(torchs, kind)
+        getattr(errors, kind) < math.inf
+        and getattr(errors, kind) <= factor * getattr(torch_errors, kind)
         for kind, factor in NOISE.items()
     )
     if dtype.itemsize == 2:
@@ -192,19 +193,20 @@ def assert_accurate(got, torchs, dtype, terms, is_expanded=False):
         roundings = 4 + terms / 2
     else:
         roundings = 4 + math.sqrt(terms)
-    is_rounding = got.relative <= roundings * torch.finfo(dtype).eps / 2
-    assert got.wrong_elements == 0 or is_alike or is_rounding, f"{got}, the reference's {torchs}"
+    is_rounding = errors.relative <= roundings * torch.finfo(dtype).eps / 2
+    is_right = errors.wrong_elements == 0 or is_alike or is_rounding
+    assert is_right, f"{errors}, the reference's {torch_errors}"
 
 
 @given(st.data())
-def test_results_are_as_accurate_as_the_references(device, data):
+def test_results_are_as_accurate_as_in_the_reference(device, data):
     """This holds at every precision. Operands do not change."""
     check_forward(device, data, ("normal",), DIVISORS)
 
 
 @pytest.mark.gpu
 @given(st.data())
-def test_results_of_special_values_on_a_gpu_are_the_references(data):
+def test_results_of_special_values_on_a_gpu_match_the_reference(data):
     """Sums of infinities, NaN and integers are exact; the divisor may be 0, infinite or NaN."""
     check_forward("cuda", data, ("sprinkled",), SPECIAL_DIVISORS)
 
@@ -223,12 +225,12 @@ def check_forward(device, data, values, divisors):
     assert_same_layout(got, want)
     is_expanded = 0 in (*case.x.layout.stride, *case.weight.layout.stride)
     exact = exact_output(reference, x)
-    errors, torchs_errors = (exact.errors_of(out, setting) for out in (got, want))
-    assert_accurate(errors, torchs_errors, x.dtype, exact.terms, is_expanded)
+    errors, torch_errors = (exact.errors_of(out, setting) for out in (got, want))
+    assert_accurate(errors, torch_errors, x.dtype, exact.terms, is_expanded)
 
 
 @given(operands("cpu", ("integers", "sprinkled"), (3.0, 0.0, 1e-40, -1e300, 5, True)))
-def test_results_on_a_cpu_have_the_references_bits(case):
+def test_results_on_a_cpu_match_the_reference_bit_for_bit(case):
     """On a CPU torch computes the product.
 
     This includes infinities, NaN and any divisor. Operands are integers because the address of a
@@ -281,7 +283,7 @@ def error_of_z(dtype, setting):
 
 
 @given(st.data())
-def test_gradients_are_as_accurate_as_the_references(device, data):
+def test_gradients_are_as_accurate_as_in_the_reference(device, data):
     """This holds for first gradients and the second one.
 
     The sign of a z near 0 depends on rounding, and with it whether ReLU passes the gradient. There
@@ -303,7 +305,7 @@ def test_gradients_are_as_accurate_as_the_references(device, data):
     with float32_precision(setting):
         tensors = [*arguments, *ours.parameters()]
         our_results = checked_call(lambda: step(ours, *arguments), tensors, grad_output.nbytes)
-        torchs_results = step(reference, *arguments)
+        torch_results = step(reference, *arguments)
 
     def errors_of(results):
         # Where the sign is not clear, the second gradient shows whether ReLU passed the gradient.
@@ -312,12 +314,12 @@ def test_gradients_are_as_accurate_as_the_references(device, data):
         return [e.errors_of(got, setting) for e, got in zip(exact, results, strict=True)]
 
     most_terms = max(*reference.linear.weight.shape, z[..., 0].numel())
-    results = zip(our_results, torchs_results, strict=True)
-    errors = zip(errors_of(our_results), errors_of(torchs_results), strict=True)
-    for (got, want), (our_errors, torchs_errors) in zip(results, errors, strict=True):
+    results = zip(our_results, torch_results, strict=True)
+    errors = zip(errors_of(our_results), errors_of(torch_results), strict=True)
+    for (got, want), (our_errors, torch_errors) in zip(results, errors, strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         if not torch.equal(got, want):  # both may have the errors of torch 2.9's bfloat16 products
-            assert_accurate(our_errors, torchs_errors, x.dtype, most_terms, is_expanded)
+            assert_accurate(our_errors, torch_errors, x.dtype, most_terms, is_expanded)
 
 
 @given(st.data())
@@ -354,7 +356,7 @@ def misfits(draw):
 
 
 @given(misfits())
-def test_misfits_give_torchs_error_or_result(device, operands):
+def test_misfits_give_the_error_or_result_of_torch(device, operands):
     """Nothing is different for operands of any shapes, dtypes and layouts."""
     results = []
     for module in linear_modules(1, 1, 2.0):

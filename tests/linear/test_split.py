@@ -66,8 +66,8 @@ def judge(x, weight, bias, kernel, allowance=FEW_TERMS_ERROR):
     """Return a message for each promise that the twin of a kernel breaks."""
     reference = Reference(x, weight, bias, DIVISOR)
     out = linear(x, weight, bias, DIVISOR, kernel)
-    torchs = cublas(x, weight, bias, DIVISOR)
-    broken = broken_promises(out, torchs, reference, FP16X3_SLACK, allowance)
+    torch_out = cublas(x, weight, bias, DIVISOR)
+    broken = broken_promises(out, torch_out, reference, FP16X3_SLACK, allowance)
     if not bound_ratio(out, reference).max() <= 1:
         broken.append("the bound")
     return broken
@@ -209,20 +209,20 @@ def test_one_product_errs_no_more_than_tf32(name):
     """This holds even if results are computed again alone, not with their tile."""
     kernel = replace(ONE_PRODUCT, tile=1)
     x, weight, bias = draw_case(name, 32, 1024, 48)
-    torchs = twin.epilogue(twin.tf32_product(x, weight, kernel), bias, DIVISOR)
+    torch_out = twin.epilogue(twin.tf32_product(x, weight, kernel), bias, DIVISOR)
     out = linear(x, weight, bias, DIVISOR, kernel)
     reference = Reference(x, weight, bias, DIVISOR)
-    assert broken_promises(out, torchs, reference, ONE_PRODUCT_SLACK) == []
+    assert broken_promises(out, torch_out, reference, ONE_PRODUCT_SLACK) == []
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_cases_have_finite_results_and_errors(name):
     """Results are finite except in cases named otherwise; float32 errs except in exact cases."""
     x, weight, bias = draw_case(name, 24, 1024, 32)
-    torchs = cublas(x, weight, bias, DIVISOR)
-    assert torch.isfinite(torchs).all() == ("inf " not in name and name != "overflow")
-    assert torch.isfinite(torchs).double().mean() > 0.25
-    errors = Reference(x, weight, bias, DIVISOR).errors(torchs)
+    torch_out = cublas(x, weight, bias, DIVISOR)
+    assert torch.isfinite(torch_out).all() == ("inf " not in name and name != "overflow")
+    assert torch.isfinite(torch_out).double().mean() > 0.25
+    errors = Reference(x, weight, bias, DIVISOR).errors(torch_out)
     assert (errors.relative > 1e-8) == (name not in EXACT)
 
 
@@ -421,12 +421,12 @@ def reference_and_result():
 
 def test_broken_promises_names_misplaced_values_and_errors(reference_and_result):
     """An infinity that torch's sum has may be finite in ours, but only if the exact result is."""
-    reference, torchs = reference_and_result
+    reference, torch_out = reference_and_result
 
-    def broken(change, torchs=torchs):
-        out = torchs.clone()
+    def broken(change, torch_out=torch_out):
+        out = torch_out.clone()
         change(out)
-        return broken_promises(out, torchs, reference)
+        return broken_promises(out, torch_out, reference)
 
     def put(value):
         return lambda out: out[3, 4].fill_(value)
@@ -437,7 +437,7 @@ def test_broken_promises_names_misplaced_values_and_errors(reference_and_result)
     assert len(broken(put(99.0))) == 3
     assert any("mean" in line for line in broken(lambda out: out.mul_(1 + 1e-6)))
 
-    infinite = torchs.clone()
+    infinite = torch_out.clone()
     infinite[3, 4] = INF
     assert broken(put(INF), infinite) == []
     reference.out[3, 4] = INF
@@ -447,8 +447,9 @@ def test_broken_promises_names_misplaced_values_and_errors(reference_and_result)
 
 
 def test_broken_promises_allows_larger_errors_of_few_terms(reference_and_result):
-    reference, torchs = reference_and_result
+    reference, torch_out = reference_and_result
     for units, count in ((5, 0), (20, 3), (70, 3)):
         out = (reference.out + units * UNIT * reference.magnitude).float()
-        assert len(broken_promises(out, torchs, reference, FP16X3_SLACK, FEW_TERMS_ERROR)) == count
+        broken = broken_promises(out, torch_out, reference, FP16X3_SLACK, FEW_TERMS_ERROR)
+        assert len(broken) == count
         assert (bound_ratio(out, reference).max() > 1) == (units == 70)

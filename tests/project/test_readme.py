@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 DESIGN = (ROOT / "docs" / "DESIGN.md").read_text()
 CONTRIBUTING = (ROOT / "docs" / "CONTRIBUTING.md").read_text()
-PAGES_BESIDE_THE_REFEREES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*PAGES_BESIDE_THE_REFEREES, *sorted((ROOT / "referee").glob("*.md"))]
+PAGES_OUTSIDE_REFEREE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*PAGES_OUTSIDE_REFEREE, *sorted((ROOT / "referee").glob("*.md"))]
 
 LINK = re.compile(r"\]\(([^):]+)\)")
 # A source file in code font, such as `linear/operator/gate.h`.
@@ -64,7 +64,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_designs_tree_has_the_files_and_folders_of_the_project():
+def test_the_tree_in_design_has_the_files_and_folders_of_the_project():
     [tree] = re.findall(r"^```\n(model.py .+?)^```", DESIGN, re.DOTALL | re.MULTILINE)
     named = [line.split()[0] for line in tree.splitlines()]
     assert [name for name in named if name.endswith("/") and not (ROOT / name).is_dir()] == []
@@ -85,7 +85,7 @@ def _tracked_names() -> set[str]:
     return {path.partition("/")[0] for path in paths.split("\0") if path}
 
 
-def test_each_file_of_the_kernels_belongs_to_one_row_of_designs_table():
+def test_each_file_of_the_kernels_belongs_to_one_row_of_the_table_in_design():
     """A row's first cell has paths, in which * matches any characters."""
     [table] = re.findall(r"^## Files\n(.+)", DESIGN, re.DOTALL | re.MULTILINE)
     cells = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
@@ -105,7 +105,7 @@ def test_the_list_of_tests_has_all_of_them():
         assert sorted(named) == sorted(path.stem for path in (tests / folder).glob("test_*.py"))
 
 
-def test_each_step_of_contributings_routes_is_in_the_file_that_it_names():
+def test_each_step_of_the_routes_in_contributing_is_in_the_file_that_it_names():
     """A method `Class.method` is there if both of its parts are; a namespace is not looked for."""
     steps = STEP.findall(CONTRIBUTING)
     rows = re.findall(r"^\| `[^`]+` \| `[^`]+` \|", CONTRIBUTING, re.MULTILINE)
@@ -116,7 +116,7 @@ def test_each_step_of_contributings_routes_is_in_the_file_that_it_names():
             assert re.search(rf"\b(?:def|class) {name}\b|\b{name}\(", text), (function, path)
 
 
-def test_each_function_of_splits_table_of_steps_is_in_the_kernels():
+def test_each_function_of_the_table_of_steps_in_split_is_in_the_kernels():
     _, _, section = SPLIT.partition("### Where each step is in the code\n")
     table = [line for line in section.partition("\n### ")[0].splitlines() if line[:1] == "|"]
     names = re.findall(r"`(\w+)`", "\n".join(table))
@@ -125,7 +125,7 @@ def test_each_function_of_splits_table_of_steps_is_in_the_kernels():
     assert [name for name in names if not re.search(rf"\b{name}\b(?:<.*>)?\(", text)] == []
 
 
-def test_the_variables_and_macros_that_the_code_reads_are_in_contributings_list():
+def test_the_variables_and_macros_that_the_code_reads_are_in_the_list_of_contributing():
     _, _, section = CONTRIBUTING.partition("## Environment variables and macros\n")
     first_cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
     listed = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
@@ -145,7 +145,7 @@ def test_links_lead_to_a_file_and_a_heading_that_exist(page):
             assert anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("page", PAGES_BESIDE_THE_REFEREES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES_OUTSIDE_REFEREE, ids=lambda page: page.name)
 def test_the_files_that_documents_name_exist(page):
     """A page may leave out the first folders of a path."""
     paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in source_files()]
@@ -171,7 +171,7 @@ def failing_calls():
     ]
 
 
-def test_the_modules_docstrings_name_all_errors():
+def test_the_docstrings_of_the_modules_name_all_errors():
     raised = defaultdict(set)
     for module, x in failing_calls():
         with pytest.raises(Exception) as caught:
@@ -183,7 +183,7 @@ def test_the_modules_docstrings_name_all_errors():
         assert named == errors
 
 
-def test_the_modules_docstrings_name_their_arguments_and_dtypes():
+def test_the_docstrings_of_the_modules_name_their_arguments_and_dtypes():
     from model_new import LinearReluDivideNew, ModelNew
 
     documented = [

@@ -60,7 +60,7 @@ def assert_same_step(got, want):
 
 
 @pytest.mark.parametrize("dynamic", [None, *slow([True, False])])
-def test_a_compiled_network_has_the_references_outputs_and_gradients(compile, device, dynamic):
+def test_outputs_and_gradients_of_a_compiled_network_match_the_reference(compile, device, dynamic):
     ours, reference = networks(device)
     compiled = compile(ours, dynamic=dynamic)
     shapes = ((4, 6), (7, 6), (8, 6), (2, 3, 6), (6,), (0, 6))
@@ -71,7 +71,7 @@ def test_a_compiled_network_has_the_references_outputs_and_gradients(compile, de
             torch.testing.assert_close(compiled(x), reference(x))
 
 
-def test_a_graph_of_a_larger_model_has_our_operators_for_linear_and_torchs_for_relu(device):
+def test_a_graph_of_a_larger_model_has_our_operators_for_linear_and_torch_relu(device):
     """The linear module's forward is one operator, and so are its gradients."""
     graphs = []
     compiled = torch.compile(networks(device)[0], fullgraph=True, backend=graph_recorder(graphs))
@@ -125,7 +125,7 @@ def test_the_number_of_rows_may_depend_on_data(compile, device):
 
 
 @pytest.mark.slow
-def test_training_with_reduce_overhead_gives_the_references_results(device):
+def test_training_with_reduce_overhead_matches_the_reference(device):
     """On a GPU, CUDA graphs are recorded in the second step and replayed from the third."""
     ours, reference = networks(device)
     compiled = torch.compile(ours, fullgraph=True, mode="reduce-overhead")
@@ -145,7 +145,7 @@ def test_training_with_reduce_overhead_gives_the_references_results(device):
 
 
 @pytest.mark.parametrize("is_module_compiled", [False, True])
-def test_activation_checkpointing_gives_the_references_gradients(device, is_module_compiled):
+def test_gradients_under_activation_checkpointing_match_the_reference(device, is_module_compiled):
     """If a compiled function contains the checkpoint, the backward's graph repeats the forward."""
     ours, reference = networks(device)
     x = torch.randn(4, 6, device=device)
@@ -166,7 +166,7 @@ def test_activation_checkpointing_gives_the_references_gradients(device, is_modu
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_results_under_autocast_are_close_to_the_references(compile, device, inside):
+def test_results_under_autocast_are_close_to_the_reference(compile, device, inside):
     """Autocast may be inside the compiled function, or around it."""
     ours, reference = networks(device)
     x = torch.randn(4, 6, device=device)
@@ -204,7 +204,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_transforms_of_torch_func_in_a_graph_give_the_references_results(compile, transform):
+def test_transforms_of_torch_func_in_a_graph_match_the_reference(compile, transform):
     """Second gradients come from torch's formulas."""
     ours, reference = linear_modules(6, 8, 3.0)
     x = torch.randn(4, 6)
@@ -259,7 +259,7 @@ def test_the_divisor_may_change_between_steps(compile, device, number, dtype):
 
 
 @pytest.mark.parametrize("is_symbolic", [False, True])
-def test_an_integer_that_may_not_be_exact_as_a_float_goes_to_torchs_ops(is_symbolic):
+def test_an_integer_that_may_not_be_exact_as_a_float_goes_to_torch(is_symbolic):
     """The graph does what an eager call does: from 2^53 on, torch's ops compute everything."""
     ours, reference = linear_modules(6, 8, 3)
     graphs = []

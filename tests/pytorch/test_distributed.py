@@ -197,14 +197,14 @@ def check_sharding_of_linear(device, mesh, shape, sharding):
     """Compare our results and gradients with the reference's, and placements with torch's."""
     case = f"{shape} {sharding}"
     ours, reference = linear_modules(6, sharding.features, -3.0, device=device)
-    torchs = copy.deepcopy(reference)
-    for module in (ours, torchs):
+    torch_module = copy.deepcopy(reference)
+    for module in (ours, torch_module):
         shard(module, mesh, sharding.weight, sharding.bias)
     x = torch.randn(shape, device=device)
     dist.broadcast(x, 0)
     sharded = distribute_tensor(x, mesh, [sharding.x])
-    torchs_placements = placements_of_result(torchs, sharded)
-    if torchs_placements is None and not sharding.is_ours:
+    torch_placements = placements_of_result(torch_module, sharded)
+    if torch_placements is None and not sharding.is_ours:
         return
 
     with torch.inference_mode():
@@ -216,11 +216,11 @@ def check_sharding_of_linear(device, mesh, shape, sharding):
     communicates = any("c10d" in name for name in recorder.names)
     assert not (sharding.is_ours and communicates), case
     torch.testing.assert_close(whole(out), reference(x))
-    assert torchs_placements in (out.placements, None), case
+    assert torch_placements in (out.placements, None), case
 
     leaf = x.clone().requires_grad_()
     compared = [gradients]
-    if torchs_placements is not None:
+    if torch_placements is not None:
         compared.append(gradients_of_gradients)
     for gradients_of in compared:
         got = tuple(map(whole, gradients_of(ours, sharded)))
@@ -302,5 +302,5 @@ CHECKS += [check_tensor_parallel, check_wrapped]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_two_processes_compute_the_references_results(device, check, tmp_path):
+def test_results_of_two_processes_match_the_reference(device, check, tmp_path):
     spawn(check, device, tmp_path)

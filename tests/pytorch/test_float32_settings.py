@@ -114,7 +114,7 @@ def check_cpu():
 
 
 @pytest.mark.slow
-def test_results_on_a_cpu_are_torchs_for_every_setting(tmp_path):
+def test_results_on_a_cpu_match_torch_for_every_setting(tmp_path):
     """The bits are the same, also on CPUs with TF32 or bfloat16 products."""
     run_in_child(check_cpu, tmp_path, forked)
 
@@ -171,7 +171,7 @@ def check_forward():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("override", [None, "0", "1", "2"])
-def test_the_forward_uses_torchs_arithmetic_after_any_two_settings(override, tmp_path):
+def test_the_forward_uses_the_arithmetic_of_torch_after_any_two_settings(override, tmp_path):
     """The error tells whether a product was float32 or TF32."""
     run_in_child(check_forward, tmp_path, NVIDIA_TF32_OVERRIDE=override)
 
@@ -223,12 +223,12 @@ def check_autocast():
     for names in combinations(settings(), 2):
         for dtype in (torch.float16, torch.bfloat16):
             with torch.no_grad(), torch.autocast("cuda", dtype):
-                got, torchs = (module(x) for module in modules)
-            assert got.dtype == torchs.dtype == dtype
-            errors = [(out.double() - exact).abs().mean().item() for out in (got, torchs)]
+                got, torch_result = (module(x) for module in modules)
+            assert got.dtype == torch_result.dtype == dtype
+            errors = [(out.double() - exact).abs().mean().item() for out in (got, torch_result)]
             assert errors[0] <= 1.01 * errors[1], (names, dtype, errors)
 
 
 @pytest.mark.gpu
-def test_products_under_autocast_are_as_accurate_as_torchs_for_all_settings(tmp_path):
+def test_products_under_autocast_are_as_accurate_as_in_torch_for_all_settings(tmp_path):
     run_in_child(check_autocast, tmp_path)

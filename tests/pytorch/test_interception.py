@@ -34,12 +34,12 @@ def operators_called(function):
 def test_a_replacement_is_called_as_often_as_by_the_reference(monkeypatch, place):
     """Once the replacement is gone, our operator runs again."""
     owner, name = PLACES[place]
-    torchs = getattr(owner, name)
+    original = getattr(owner, name)
     calls = []
 
     def recording(*args, **kwargs):
         calls.append(type(args[0]).__name__.removesuffix("New"))
-        return torchs(*args, **kwargs)
+        return original(*args, **kwargs)
 
     x = torch.ones(2, 4)
     modules = [kind(4, 4, 2.0) for kind in (LinearReluDivide, LinearReluDivideNew)]
@@ -57,8 +57,8 @@ def test_a_replacement_is_called_as_often_as_by_the_reference(monkeypatch, place
 
 
 def test_a_replacement_may_change_the_result(monkeypatch):
-    torchs = nn.Linear.__call__
-    monkeypatch.setattr(nn.Linear, "__call__", lambda self, x: torchs(self, x) + 1)
+    original = nn.Linear.__call__
+    monkeypatch.setattr(nn.Linear, "__call__", lambda self, x: original(self, x) + 1)
     module = LinearReluDivideNew(4, 4, 2.0)
     x = torch.ones(2, 4)
     assert torch.equal(module(x), torch.relu(module.linear(x)) / 2.0)
@@ -73,11 +73,11 @@ def test_a_replacement_from_before_the_import_is_called_until_it_is_gone(place, 
         import torch
         from torch import nn
         from torch.nn import functional
-        torchs = {owner}.{name}
+        original = {owner}.{name}
         calls = []
         def recording(*args, **kwargs):
             calls.append(1)
-            return torchs(*args, **kwargs)
+            return original(*args, **kwargs)
         {owner}.{name} = recording
         from model_new import LinearReluDivideNew, ModelNew, namespaces
         relu = ModelNew()
@@ -86,7 +86,7 @@ def test_a_replacement_from_before_the_import_is_called_until_it_is_gone(place, 
         module(x)
         relu(x)
         assert len(calls) == {count}, calls
-        {owner}.{name} = torchs
+        {owner}.{name} = original
         with torch.profiler.profile() as profile:
             module(x)
             relu(x)
@@ -98,7 +98,7 @@ def test_a_replacement_from_before_the_import_is_called_until_it_is_gone(place, 
     printed(code, tmp_path, forked)
 
 
-def test_a_wrapper_that_looks_like_torchs_function_is_found(monkeypatch):
+def test_a_wrapper_that_looks_like_the_torch_function_is_found(monkeypatch):
     """`functools.wraps` copies the name and the module of what is wrapped."""
     import functools
 
@@ -111,7 +111,7 @@ def test_a_wrapper_that_looks_like_torchs_function_is_found(monkeypatch):
     assert interception.is_linear_replaced()
 
 
-def test_relu_in_a_graph_is_torchs_own():
+def test_relu_in_a_graph_is_torch_relu():
     """A direct call of our operator still works."""
     targets = []
 

@@ -142,7 +142,7 @@ cases = {
 """
 
 
-def test_out_of_memory_is_torchs_error_and_the_next_call_works(tmp_path):
+def test_out_of_memory_raises_the_error_of_torch_and_the_next_call_works(tmp_path):
     """This holds for the forward, with and without a mask, and the backward. No memory leaks."""
     code = """
 for name, case in cases.items():
@@ -168,7 +168,9 @@ for name, case in cases.items():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_out_of_gpu_memory_is_torchs_error_and_the_next_call_works(dtype, precision, tmp_path):
+def test_out_of_gpu_memory_raises_the_error_of_torch_and_the_next_call_works(
+    dtype, precision, tmp_path
+):
     """The GPU's memory is limited to the memory in use; for "mask", the output fits as well."""
     settings = f"""
 torch.set_float32_matmul_precision({precision!r})
@@ -206,7 +208,7 @@ os._exit(0)  # an ordinary end may abort: autograd's threads want the interprete
 
 
 @pytest.mark.gpu
-def test_out_of_gpu_memory_leaves_the_cpus_pool_alone(tmp_path):
+def test_out_of_gpu_memory_leaves_the_pool_of_the_cpu_alone(tmp_path):
     """The failed allocation does not return free blocks of the CPU to the system."""
     code = """
 relu(x)  # leaves a free block of 64 MiB in the pool

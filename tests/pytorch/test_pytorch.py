@@ -88,12 +88,12 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_of_torch_func_give_the_references_results(device, modules, transform):
+def test_transforms_of_torch_func_match_the_reference(device, modules, transform):
     x = samples(device)
     assert_same_results(modules, lambda module: TRANSFORMS[transform](module, x))
 
 
-def test_vmap_over_parameters_gives_the_references_results(device):
+def test_vmap_over_parameters_matches_the_reference(device):
     """It computes the gradients of each sample, and the outputs of an ensemble."""
     x = samples(device)
     pairs = [linear_modules(6, 10, 3.0, device=device) for _ in range(3)]
@@ -125,7 +125,7 @@ def test_make_fx_records_the_operator(kind, mode):
         assert_same_or_close(graph(x), reference(x), kind == "relu")
 
 
-def test_symbolic_trace_records_the_references_calls(kind):
+def test_symbolic_trace_records_the_calls_of_the_reference(kind):
     modules = modules_of(kind)
     x = samples()
     graphs = [torch.fx.symbolic_trace(module) for module in modules]
@@ -145,7 +145,7 @@ def test_results_are_not_views_and_may_be_changed_in_place(device, kind):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_traced_modules_give_the_references_results(kind):
+def test_results_of_traced_modules_match_the_reference(kind):
     """The graph of ReLU has torch's op, so the program needs no kernels."""
     ours, reference = modules_of(kind)
     traced = torch.jit.trace(ours, samples())
@@ -156,7 +156,7 @@ def test_traced_modules_give_the_references_results(kind):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("inplace", [False, True])
-def test_scripted_relu_gives_torchs_results_and_gradients(inplace):
+def test_results_and_gradients_of_scripted_relu_match_torch(inplace):
     scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 6), ModelNew(inplace)))
     x = samples()
     layer = scripted[0]
@@ -172,7 +172,7 @@ def test_scripted_relu_gives_torchs_results_and_gradients(inplace):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("divisor", [3.0, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_scripted_linear_gives_the_references_results(divisor, bias):
+def test_results_of_scripted_linear_match_the_reference(divisor, bias):
     """This holds for any module in the place of `linear`."""
     modules = linear_modules(6, 10, divisor, bias=bias)
     x = samples()
@@ -182,7 +182,7 @@ def test_scripted_linear_gives_the_references_results(divisor, bias):
     assert_same_results((torch.jit.script(modules[0]), modules[1]), lambda module: module(x))
 
 
-def test_results_of_meta_tensors_have_the_references_shapes_and_strides(kind):
+def test_shapes_and_strides_of_meta_tensors_match_the_reference(kind):
     ours, reference = modules_of(kind, "meta")
     x = torch.empty(3, 5, 6, device="meta").transpose(0, 1)
     got = ours(x)
@@ -216,7 +216,7 @@ def test_results_of_fake_tensors_are_on_the_device_of_x(kind, fake_tensors):
         assert ours(torch.empty(2, 6, device="cuda")).device.type == "cuda"
 
 
-def test_a_function_mode_sees_the_references_calls(kind):
+def test_a_function_mode_sees_the_calls_of_the_reference(kind):
     seen = []
     ours, reference = modules_of(kind)
     x = samples()
@@ -293,13 +293,13 @@ def test_a_dispatch_mode_may_call_the_modules(kind):
 @pytest.mark.parametrize(
     ("owner", "name"), [(torch, "relu"), (nn.functional, "linear"), (nn.Linear, "forward")]
 )
-def test_a_function_that_replaces_torchs_is_called(kind, owner, name, monkeypatch, device):
+def test_a_replacement_of_a_torch_function_is_called(kind, owner, name, monkeypatch, device):
     """Libraries for low-rank adapters or other precisions change all modules in this way."""
     modules = modules_of(kind, device)
     x = samples(device)
-    torchs = getattr(owner, name)
+    original = getattr(owner, name)
     plain = modules[1](x)
-    monkeypatch.setattr(owner, name, lambda *args: torchs(*args) + 1)
+    monkeypatch.setattr(owner, name, lambda *args: original(*args) + 1)
     changed = assert_same_results(modules, lambda module: module(x))
     is_unaffected = kind == "relu" and owner is not torch
     assert torch.equal(changed, plain) == is_unaffected
@@ -331,7 +331,7 @@ def test_results_in_inference_mode_are_inference_tensors(device, modules):
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
-def test_results_and_dtypes_under_autocast_are_the_references(device, kind, dtype, to):
+def test_results_and_dtypes_under_autocast_match_the_reference(device, kind, dtype, to):
     x = samples(device, dtype)
     modules = modules_of(kind, device, dtype)
     autocast = torch.autocast(device, dtype=to)
@@ -352,7 +352,7 @@ def test_autocast_converts_operands_of_mixed_dtypes_but_not_float64(device):
         modules[0](x.double())
 
 
-def test_results_under_deterministic_and_anomaly_mode_are_the_references(device, modules):
+def test_results_under_deterministic_and_anomaly_mode_match_the_reference(device, modules):
     x = samples(device)
     torch.use_deterministic_algorithms(mode=True)
     try:
@@ -397,7 +397,7 @@ def test_copies_and_saved_modules_give_the_same_results(kind, tmp_path):
     assert_same_or_close(reference(x), want, kind == "relu")
 
 
-def test_construction_is_the_references(kind):
+def test_construction_matches_the_reference(kind):
     """The parameters, the divisor, and the random numbers drawn are the same."""
     kinds = {"relu": (ModelNew, Model), "linear": (LinearReluDivideNew, LinearReluDivide)}[kind]
     assert issubclass(*kinds)
@@ -447,7 +447,7 @@ def test_hooks_are_called_in_order(device, modules):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing_gives_the_references_gradient(device, modules, use_reentrant):
+def test_gradients_under_checkpointing_match_the_reference(device, modules, use_reentrant):
     x = samples(device)
 
     def run(module):

@@ -31,7 +31,7 @@ class Logged(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_results_keep_the_subclass_of_x_and_a_weights_subclass_sees_the_product():
+def test_results_keep_the_subclass_of_x_and_the_subclass_of_a_weight_sees_the_product():
     x = samples()
     for ours, reference in pairs():
         got, want = (module(x.as_subclass(Named)) for module in (ours, reference))
@@ -96,7 +96,7 @@ class TableOfOperators(torch.Tensor):
         return {torch.ops.aten.relu.default: cls()}.get(function, NotImplemented)
 
 
-def test_the_modules_call_torchs_functions_on_a_subclass_that_defines_no_others():
+def test_the_modules_call_the_functions_of_torch_on_a_subclass_that_defines_no_others():
     x = samples().as_subclass(Table)
     assert [module(x) for module in pairs()[0]] == [6.0, 6.0]
     assert ModelNew(inplace=True)(x) == 7.0
@@ -129,7 +129,7 @@ def parts(x):
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_other_kinds_of_tensors_give_torchs_result_or_error(make, mode):
+def test_other_kinds_of_tensors_give_the_result_or_error_of_torch(make, mode):
     for pair in pairs():
         with mode():
             x = make(samples())
@@ -141,7 +141,7 @@ def test_other_kinds_of_tensors_give_torchs_result_or_error(make, mode):
             assert_same_bits(parts(got), parts(want))
 
 
-def test_a_sparse_x_has_torchs_gradient():
+def test_the_gradient_of_a_sparse_x_matches_torch():
     x = samples().to_sparse().requires_grad_()
 
     def run(module):
@@ -151,7 +151,7 @@ def test_a_sparse_x_has_torchs_gradient():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_sparse_weight_gives_torchs_result():
+def test_results_of_a_sparse_weight_match_torch():
     modules = linear_modules(6, 10)
     for module in modules:
         module.linear.weight = nn.Parameter(

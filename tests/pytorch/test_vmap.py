@@ -58,7 +58,7 @@ BATCHED_GRADS = [is_grads_batched, vmap_of_grad]
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6), (6,)])
-def test_batched_gradients_of_x_and_parameters_are_the_references(
+def test_batched_gradients_of_x_and_parameters_match_the_reference(
     device, modules, batched_grad, shape
 ):
     x = torch.randn(shape, device=device)
@@ -101,7 +101,7 @@ def test_x_may_be_transposed_and_the_bias_missing(device, batched_grad):
 
 
 @pytest.mark.parametrize("batched_grad", BATCHED_GRADS)
-def test_batched_gradients_have_the_references_gradients(device, modules, batched_grad):
+def test_gradients_of_batched_gradients_match_the_reference(device, modules, batched_grad):
     x = samples(device)
     grad_outputs = torch.randn(BATCH, *modules[1](x).shape, device=device)
 
@@ -116,7 +116,7 @@ def test_batched_gradients_have_the_references_gradients(device, modules, batche
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_a_vectorized_jacobian_is_the_references(device, modules, create_graph):
+def test_a_vectorized_jacobian_matches_the_reference(device, modules, create_graph):
     x = samples(device)
 
     def run(module):
@@ -128,7 +128,7 @@ def test_a_vectorized_jacobian_is_the_references(device, modules, create_graph):
         assert_same_results(modules, run)
 
 
-def test_a_vectorized_hessian_is_the_references(device, modules):
+def test_a_vectorized_hessian_matches_the_reference(device, modules):
     x = samples(device)
 
     def run(module):

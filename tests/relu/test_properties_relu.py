@@ -38,7 +38,7 @@ def check_forward(x):
 
 
 @given(properties.tensors(DTYPES, VALUES), st.sampled_from(MODES))
-def test_results_are_torchs(device, x, mode):
+def test_results_match_torch(device, x, mode):
     """This holds for any layout, dtype and values, and in every grad mode."""
     with mode():
         check_forward(x.make(device))
@@ -46,7 +46,7 @@ def test_results_are_torchs(device, x, mode):
 
 @FEW
 @given(properties.tensors(DTYPES, VALUES, **properties.LARGE))
-def test_results_of_large_tensors_are_torchs(device, x):
+def test_results_of_large_tensors_match_torch(device, x):
     """Several threads compute these."""
     check_forward(x.make(device))
 
@@ -68,20 +68,20 @@ def check_gradients(x, grad_output):
 
 
 @given(differentiated())
-def test_gradients_are_torchs(device, pair):
+def test_gradients_match_torch(device, pair):
     """This holds for first and second gradients, for any layouts and values."""
     check_gradients(*(x.make(device) for x in pair))
 
 
 @FEW
 @given(differentiated(**properties.LARGE))
-def test_gradients_of_large_tensors_are_torchs(device, pair):
+def test_gradients_of_large_tensors_match_torch(device, pair):
     """Several threads compute these."""
     check_gradients(*(x.make(device) for x in pair))
 
 
 @given(properties.layouts(), st.sampled_from(REFUSED))
-def test_other_dtypes_give_torchs_error_or_result(device, layout, dtype):
+def test_other_dtypes_give_the_error_or_result_of_torch(device, layout, dtype):
     """The error depends on torch: from 2.15 on, its CPU supports uint16, uint32 and uint64."""
     x = TensorDescription(layout, torch.int64, "integers", 0).make(device).to(dtype)
     assert_same_outcome(*(outcome(module, x.clone()) for module in (ModelNew(), Model())))

@@ -25,7 +25,7 @@ def assert_same_gradient(x, grad_output):
 
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_gradients_are_torchs_for_any_size(device, dtype):
+def test_gradients_match_torch_for_any_size(device, dtype):
     """The output's gradient may also be an expanded value."""
     for size in [0, 1, 2, 3, 7, 8, 9, 31, 63, 64, 65, 127, 128, 129, 1000, 4097, 70001, 300007]:
         x = draw((size,), dtype, device)
@@ -37,7 +37,7 @@ def test_gradients_are_torchs_for_any_size(device, dtype):
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("view", VIEWS)
-def test_gradients_are_torchs_for_any_layout(device, view, dtype):
+def test_gradients_match_torch_for_any_layout(device, view, dtype):
     """For each x, the output's gradient is dense, expanded, with gaps, misaligned or permuted."""
     x = draw_view(view, dtype, device)
     reverse_order = tuple(range(x.dim()))[::-1]
@@ -66,14 +66,14 @@ def test_strides_of_dimensions_of_size_1_do_not_matter(device, shape):
         assert_same_gradient(x, grad_output.as_strided(shape, grad_stride))
 
 
-def test_large_gradients_of_several_threads_are_torchs(three_threads):
+def test_large_gradients_of_several_threads_match_torch(three_threads):
     x, grad_output = (draw((3, 3_000_011), torch.float32) for _ in range(2))
     assert_same_gradient(x, grad_output)
     assert_same_gradient(x.t(), grad_output.t())
 
 
 @pytest.mark.gpu
-def test_gradients_of_more_than_2_to_the_31_elements_are_torchs():
+def test_gradients_of_more_than_2_to_the_31_elements_match_torch():
     """An index does not fit into 32 bits there."""
     if torch.cuda.mem_get_info()[0] < 50 << 30:
         pytest.skip("needs 50 GiB of GPU memory")
@@ -91,7 +91,7 @@ def test_gradients_of_more_than_2_to_the_31_elements_are_torchs():
 
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
-def test_gradients_of_special_values_are_torchs(device, dtype):
+def test_gradients_of_special_values_match_torch(device, dtype):
     """Each special value of x meets each one of the output's gradient."""
     values = special_values(dtype).to(device)
     x, grad_output = torch.meshgrid(values, values, indexing="ij")
@@ -171,7 +171,7 @@ def test_gradients_agree_with_finite_differences(device, make):
     assert gradgradcheck(lambda x: ModelNew()(make(x)), x, **checks)
 
 
-def test_gradients_of_torchs_own_samples_of_relu_are_torchs(device):
+def test_gradients_match_torch_for_the_samples_by_which_torch_tests_relu(device):
     """These are the samples with which torch tests its own ReLU."""
     # The module may need packages that do not come with torch.
     op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db

@@ -33,7 +33,7 @@ SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 4097, 
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_results_are_torchs_for_any_size(device, size, dtype):
+def test_results_match_torch_for_any_size(device, size, dtype):
     x = draw((size,), dtype, device)
     assert_is_relu(ModelNew()(x), x)
 
@@ -41,7 +41,7 @@ def test_results_are_torchs_for_any_size(device, size, dtype):
 @pytest.mark.sanitize("relu", dtype=ONE_OF_A_WIDTH)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("view", VIEWS)
-def test_results_are_torchs_for_any_layout_and_x_does_not_change(device, view, dtype):
+def test_results_match_torch_for_any_layout_and_x_does_not_change(device, view, dtype):
     x = draw_view(view, dtype, device)
     before = x.clone()
     assert_is_relu(ModelNew()(x), x)
@@ -252,7 +252,7 @@ def test_x_may_be_on_a_device_that_is_not_current():
         nn.UninitializedParameter,
     ],
 )
-def test_x_without_a_kernel_gives_torchs_error_or_result(device, make):
+def test_x_without_a_kernel_gives_the_error_or_result_of_torch(device, make):
     """Newer versions of torch have results for some of these."""
     x = make()
     x = x.to(device) if type(x) is torch.Tensor else x
@@ -264,7 +264,7 @@ def test_x_without_a_kernel_gives_torchs_error_or_result(device, make):
         assert got == want
 
 
-def test_torchs_own_samples_of_relu_are_right(device):
+def test_results_match_torch_for_the_samples_by_which_torch_tests_relu(device):
     """These are the samples with which torch tests its own ReLU."""
     # The module may need packages that do not come with torch.
     op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
