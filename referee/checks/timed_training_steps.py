@@ -110,8 +110,8 @@ def _time_rounds(grading: Grading) -> None:
 def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     """Add a training step without times to the run; return it."""
     problem = grading.problem
-    forward = Timings(problem.device.type, problem.names, problem.rate, work=0)
-    backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
+    forward = Timings(problem.device.type, problem.names, problem.limiting_rate, work=0)
+    backward = Timings(problem.device.type, problem.names, problem.limiting_rate, work=0)
     for half in (forward, backward):
         half.start(timed_call.name for timed_call in timed_calls)
     grading.findings.times.steps = StepTimings(forward, backward)
