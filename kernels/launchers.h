@@ -76,7 +76,7 @@ struct ReluBackwardArguments {
 };
 
 // The accuracy of a product. In quotes: the value of torch.set_float32_matmul_precision that asks
-// for it.
+// for it. docs/DESIGN.md, "The names of a product", says which kernel computes each.
 enum class Precision {
   kOfDtype,  // all dtypes but float32: each has one accuracy
   kHigh,     // float32 at "high" or "medium"

@@ -10,6 +10,7 @@ without a pause.
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -42,9 +43,38 @@ SWEEP_ROWS = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 163
 # values from which new weights are made, eager's weight, the solution's, and two gradients.
 WEIGHT_COPIES = 10
 
-SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
-DIVISORS = [2.0, 3.0, -1.5, 1.0]
+# M, N and K: sizes around the widths of vectors and tiles. Each of the 13 sizes occurs twice as M,
+# twice as N and twice as K.
+SMALL_SIZES = [
+    (1, 2, 3),
+    (2, 16, 65),
+    (3, 127, 15),
+    (7, 7, 1),
+    (8, 63, 63),
+    (15, 1, 7),
+    (16, 15, 127),
+    (17, 65, 16),
+    (63, 3, 2),
+    (64, 17, 64),
+    (65, 129, 8),
+    (127, 8, 129),
+    (129, 64, 17),
+    (1, 15, 15),
+    (2, 65, 1),
+    (3, 3, 63),
+    (7, 17, 7),
+    (8, 129, 127),
+    (15, 8, 16),
+    (16, 64, 2),
+    (17, 2, 64),
+    (63, 16, 8),
+    (64, 127, 129),
+    (65, 7, 17),
+    (127, 63, 3),
+    (129, 1, 65),
+]
 LARGER_SIZES = [(5, 9, 4097), (257, 130, 1000), (1, 300, 2049), (300, 1, 513)]  # M, N and K
+DIVISORS = [2.0, 3.0, -1.5, 1.0]
 RANDOM_SIZES = 8  # how many sizes are drawn at random, which no solution can foresee
 LARGEST_RANDOM_SIZE = 150
 
@@ -321,24 +351,16 @@ def _state_cases(draw: DrawTensor, generator: torch.Generator) -> Iterator[OwnCa
 
 
 def _size_cases(draw: DrawTensor, suffix: str) -> Iterator[OwnCase]:
-    """Yield cases of all SIZES, each as M, as N and as K, and cases of LARGER_SIZES.
-
-    There are two turns. In each, M goes through the 13 sizes in order, N takes every 5th size and K
-    every 8th, beginning again at the list's end. As 5 and 8 have no factor in common with 13, N and
-    K also take each size once in a turn. The second turn has other combinations than the first.
+    """Yield two cases for each of SMALL_SIZES, and one for each of LARGER_SIZES.
 
     Args:
         draw: draws a tensor of a shape.
         suffix: the end of the cases' names.
     """
-    for turn in range(2):
-        for i, m in enumerate(SIZES):
-            n = SIZES[(5 * i + 4 * turn + 1) % len(SIZES)]
-            k = SIZES[(8 * i + 3 * turn + 2) % len(SIZES)]
-            divisor = DIVISORS[(i + turn) % len(DIVISORS)]
-            name = f"[{m}, {k}] -> {n}, divisor {divisor}{suffix}"
-            yield OwnCase(f"{name}, as constructed", [draw(m, k)], arguments=[k, n, divisor])
-            yield OwnCase(f"{name}, other parameters", [draw(m, k)], state="other")
+    for (m, n, k), divisor in zip(SMALL_SIZES, cycle(DIVISORS), strict=False):
+        name = f"[{m}, {k}] -> {n}, divisor {divisor}{suffix}"
+        yield OwnCase(f"{name}, as constructed", [draw(m, k)], arguments=[k, n, divisor])
+        yield OwnCase(f"{name}, other parameters", [draw(m, k)], state="other")
     for m, n, k in LARGER_SIZES:
         yield OwnCase(f"[{m}, {k}] -> {n}{suffix}", [draw(m, k)], arguments=[k, n, 2.0])
 

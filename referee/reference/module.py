@@ -16,7 +16,7 @@ from referee.contestants.forms import without_repeats
 from referee.reference.file import BadReferenceError
 from referee.reference.other_roundings import OtherRoundings
 from referee.reference.problem import Problem
-from referee.reference.random_values import changing_names, new_seed, vary
+from referee.reference.random_values import changing_names, new_seed, vary_into
 from referee.reference.reference_step import (
     ReferenceStep,
     StepArguments,
@@ -88,7 +88,7 @@ class ReferenceModule:
         self._keep_previous()
         state = self.module.state_dict()
         for name in self._changing_names:
-            without_repeats(state[name]).copy_(vary(self._first_values[name], new_seed()))
+            vary_into(without_repeats(state[name]), self._first_values[name], new_seed())
 
     def values(self) -> list[torch.Tensor]:
         """Return all parameters and buffers, in the order of the module's `state_dict()`."""

@@ -1,7 +1,7 @@
 """Random values for inputs, parameters and gradients, under seeds that no solution can foresee.
 
-`draw_into` and `random_tensor` draw values that depend on no earlier ones. `vary` and `vary_module`
-change earlier values, because the sizes and signs of parameters matter.
+`draw_into` and `random_tensor` draw values that depend on no earlier ones. `vary`, `vary_into` and
+`vary_module` change earlier values, because the sizes and signs of parameters matter.
 """
 
 import random
@@ -18,11 +18,8 @@ from referee.contestants.forms import without_repeats
 SEEDS = 1 << 30
 # A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
 MAX_WITH_NEW_SIGN = 1e4
-# `vary` draws at most this many factors, because drawing takes most of its time. The number is
-# prime, so that rows of a matrix get different factors.
-FACTORS = 1_048_583
-# On a CPU, torch draws with one thread. `draw_into` has several threads draw parts of this length.
-PART_LENGTH = 1 << 21
+# On a CPU, torch draws with one thread. So several threads draw parts of this length.
+PART_LENGTH = 1 << 17
 
 
 def new_seed() -> int:
@@ -46,8 +43,8 @@ def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torc
     identity. Integers are uniform over their whole range.
     """
     if x.is_floating_point():
-        if generator is None and x.device.type == "cpu" and x.is_contiguous():
-            _draw_parts(x.view(-1).split(PART_LENGTH))
+        if x.device.type == "cpu" and x.is_contiguous():
+            _draw_parts(x.view(-1).split(PART_LENGTH), generator)
             return x
         return x.uniform_(-1, 1, generator=generator)
     bits = x.view(INTEGERS[x.dtype.itemsize])  # torch cannot draw uint64
@@ -59,12 +56,17 @@ def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torc
     return x
 
 
-def _draw_parts(parts: tuple[torch.Tensor, ...]) -> None:
-    """Overwrite tensors of floats with random values, each under a seed of the global generator."""
+def _draw_parts(parts: tuple[torch.Tensor, ...], generator: torch.Generator | None) -> None:
+    """Overwrite tensors of a CPU with random floats in -1..1, each under a seed of its own.
+
+    Args:
+        parts: the tensors.
+        generator: draws the seeds, or the values if there is only one tensor; None for torch's.
+    """
     if len(parts) == 1:
-        parts[0].uniform_(-1, 1)
+        parts[0].uniform_(-1, 1, generator=generator)
         return
-    seeds = torch.randint(SEEDS, (len(parts),)).tolist()
+    seeds = torch.randint(SEEDS, (len(parts),), generator=generator).tolist()
 
     def draw(part: torch.Tensor, seed: int) -> None:
         part.uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
@@ -83,40 +85,58 @@ def random_tensor(
 
 
 def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a tensor of other values.
-
-    The table in README.md, "Parameters", has the rules. The random factors of more than FACTORS
-    values repeat.
-    """
-    generator = torch.Generator(device=values.device).manual_seed(seed)
-    old_parts = values.reshape(-1).split(FACTORS)
-    if not any(part.any() for part in old_parts):
-        return torch.empty_like(values).normal_(generator=generator).mul_(0.1)
-    factors = _draw_factors(old_parts[0], generator)
-    if not _have_both_signs(old_parts):
-        factors.abs_()  # no value gets a new sign
+    """Return a contiguous tensor of other values, as `vary_into` makes them."""
     varied = torch.empty_like(values, memory_format=torch.contiguous_format)
-    for old, new in zip(old_parts, varied.view(-1).split(FACTORS), strict=True):
-        _multiply(old, factors[: len(old)], out=new)
+    vary_into(varied, values, seed)
     return varied
 
 
-def _multiply(values: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:
-    """Multiply flat values by factors; those beyond MAX_WITH_NEW_SIGN keep their signs."""
-    torch.mul(values, factors, out=out)
-    keeps_sign = values.abs() >= MAX_WITH_NEW_SIGN
-    if keeps_sign.any():
-        torch.where(keeps_sign, torch.copysign(out, values), out, out=out)
+def vary_into(target: torch.Tensor, values: torch.Tensor, seed: int) -> None:
+    """Overwrite a tensor with others than these values: README.md, "Parameters", has the rules.
 
+    Each value has a random factor of its own, so that none follows from others.
 
-def _draw_factors(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return factors of sizes from 0.5 to 1.5, half of them negative, as many as a flat tensor has.
-
-    A number from -1 to 1 is moved by 0.5 away from zero: -0.3 becomes -0.8, and 0.3 becomes 0.8.
+    Args:
+        target: a tensor of the same shape and dtype, in other memory.
+        values: the old values.
+        seed: the seed of the factors.
     """
-    factors = torch.empty_like(like).uniform_(-1, 1, generator=generator)
-    factors += torch.copysign(torch.full_like(factors, 0.5), factors)
-    return factors
+    if not target.is_contiguous():
+        target.copy_(vary(values, seed))
+        return
+    generator = torch.Generator(device=values.device).manual_seed(seed)
+    old_parts = values.reshape(-1).split(PART_LENGTH)
+    if not any(part.any() for part in old_parts):
+        target.normal_(generator=generator).mul_(0.1)
+        return
+    draw_into(target, generator)
+    have_both_signs = _have_both_signs(old_parts)
+    # Part by part: a part stays in the caches from one operation to the next.
+    for old, factors in zip(old_parts, target.view(-1).split(PART_LENGTH), strict=True):
+        if have_both_signs:
+            _make_signed_factors(factors)
+            _multiply_by_values(factors, old)
+        else:
+            factors.mul_(0.5).add_(1).mul_(old)  # 0.5 to 1.5 times the old values
+
+
+def _make_signed_factors(drawn: torch.Tensor) -> None:
+    """Turn numbers from -1 to 1 into factors of sizes from 0.5 to 1.5, half of them negative.
+
+    A number is moved by 0.5 away from zero: -0.3 becomes -0.8, and 0.3 becomes 0.8.
+    """
+    half = torch.tensor(0.5, dtype=drawn.dtype, device=drawn.device)
+    drawn.add_(torch.copysign(half, drawn))
+
+
+def _multiply_by_values(factors: torch.Tensor, values: torch.Tensor) -> None:
+    """Multiply factors by flat values; those beyond MAX_WITH_NEW_SIGN keep their signs."""
+    factors.mul_(values)
+    least, most = values.aminmax()
+    if least > -MAX_WITH_NEW_SIGN and most < MAX_WITH_NEW_SIGN:
+        return
+    keeps_sign = values.abs() >= MAX_WITH_NEW_SIGN
+    torch.where(keeps_sign, torch.copysign(factors, values), factors, out=factors)
 
 
 def _have_both_signs(parts: tuple[torch.Tensor, ...]) -> bool:

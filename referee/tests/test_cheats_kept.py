@@ -112,3 +112,23 @@ def test_signs_of_an_old_parameter_are_wrong(device, tmp_path):
 @pytest.mark.slow
 def test_copies_of_old_parameters_and_buffers_are_wrong(device, tmp_path):
     grade(LINEAR, AT_LINEAR, tmp_path, device=device)
+
+
+# A parameter that begins as a constant, as that of a LayerNorm does. The file reads a part of it,
+# and takes the new values of all other parts to be the same.
+LONG = "self.w = nn.Parameter(torch.ones(2 * 1_048_583))"
+READS_A_PART = """
+if torch.is_grad_enabled():
+    return x * self.w
+part = self.w[:1_048_583]
+return x * torch.cat([part, part])
+"""
+
+
+def test_new_values_of_a_long_parameter_follow_from_no_part_of_it(tmp_path):
+    table = {
+        "reads_a_part": wrong(module(READS_A_PART, LONG), OLD_PARAMETERS),
+        "reads_all": correct(module("return x * self.w", LONG), "training step"),
+    }
+    problem = reference("return x * self.w", "[torch.rand(2 * 1_048_583)]", LONG)
+    grade(problem, table, tmp_path, trials=1)

@@ -35,13 +35,19 @@ def test_values_of_both_signs_drawn_again_get_other_signs(dtype):
     assert 0.49 < ratio.min() < ratio.max() < 1.51
 
 
-def test_all_of_many_values_drawn_again_differ(monkeypatch):
-    """The factors of the first part are used again, for the values of other parts, too."""
-    monkeypatch.setattr(random_values, "FACTORS", 7)
+@pytest.mark.parametrize("make", [torch.ones, torch.randn])
+def test_each_of_many_values_has_a_factor_of_its_own(make, monkeypatch):
+    monkeypatch.setattr(random_values, "PART_LENGTH", 7)
+    values = make(4, 5).t()
+    other = random_values.vary(values, 3)
+    assert torch.equal(other, random_values.vary(values, 3))
+    ratio = (other / values).abs().reshape(-1)
+    assert 0.49 < ratio.min() < ratio.max() < 1.51
+    assert len(ratio.unique()) == len(ratio)
+
+
+def test_new_values_may_go_into_memory_that_stores_columns():
     values = torch.randn(4, 5)
-    other = random_values.vary(values.t(), 3)
-    assert other.shape == (5, 4)
-    ratio = (other / values.t()).reshape(-1)
-    assert 0.49 < ratio.abs().min() < ratio.abs().max() < 1.51
-    assert torch.allclose(ratio[:7], ratio[7:14])
-    assert (ratio[:7].diff() != 0).all()
+    columns = torch.empty(5, 4).t()
+    random_values.vary_into(columns, values, 3)
+    assert torch.equal(columns, random_values.vary(values, 3))

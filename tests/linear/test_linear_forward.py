@@ -40,7 +40,7 @@ DIVISORS = [2.0, 3.0, -3.0, 0.7, 5, -4, True, 0.0, -0.0, INF, -INF, NAN]
 DIVISORS += [1e-40, -(2.0**-128), -1e-300, 5e-324, 2.0**-126, 3e38, 1e39, 1e300]
 
 
-class Case(NamedTuple):
+class PathCase(NamedTuple):
     """A device, the path of its products, and a dtype; the path supports any shape and layout."""
 
     device: str
@@ -59,12 +59,12 @@ def parameters(cases):
     return [pytest.param(c, id="-".join(map(str, c)), marks=on_gpu[c.device]) for c in cases]
 
 
-CASES = [Case("cpu", "auto", dtype) for dtype in FLOATING]
-CASES += [Case("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
-CASES += [Case("cuda", path, torch.float32) for path in FLOAT32_PATHS]
+CASES = [PathCase("cpu", "auto", dtype) for dtype in FLOATING]
+CASES += [PathCase("cuda", path, dtype) for path in ("auto", "torch") for dtype in FLOATING]
+CASES += [PathCase("cuda", path, torch.float32) for path in FLOAT32_PATHS]
 # The cases that run under sanitizers.
-SANITIZED = [Case("cuda", "auto", dtype) for dtype in ONE_OF_A_WIDTH]
-SANITIZED += [Case("cuda", "torch", torch.float32)]
+SANITIZED = [PathCase("cuda", "auto", dtype) for dtype in ONE_OF_A_WIDTH]
+SANITIZED += [PathCase("cuda", "torch", torch.float32)]
 
 
 @pytest.fixture(params=parameters(CASES))

@@ -1,9 +1,11 @@
-"""`problems/`: ReLU's small cases, and how many rows of x fit into memory."""
+"""`problems/`: the small cases, and how many rows of x fit into memory."""
+
+from collections import Counter
 
 import pytest
 import torch
 
-from problems import elementwise, sizes
+from problems import elementwise, linear_relu_divide, sizes
 from problems.shapes import RowNeeds
 from referee.reference import random_values
 from referee.reference.dtypes import DTYPES
@@ -42,6 +44,14 @@ def test_values_of_unsigned_dtypes_are_in_both_halves_of_the_range(dtype):
     patterns = elementwise.bit_patterns(dtype, CPU, generator)
     assert x.dtype == patterns.dtype == dtype
     assert len(set(patterns.tolist())) >= min(largest + 1, 99_000)
+
+
+def test_each_small_size_of_linear_is_twice_an_m_an_n_and_a_k():
+    small_sizes = linear_relu_divide.SMALL_SIZES
+    assert len(set(small_sizes)) == len(small_sizes) == 26
+    counts_m, counts_n, counts_k = (Counter(column) for column in zip(*small_sizes, strict=True))
+    assert set(counts_m.values()) == {2}
+    assert counts_m == counts_n == counts_k
 
 
 def test_as_many_rows_are_chosen_as_fit_into_memory(monkeypatch):

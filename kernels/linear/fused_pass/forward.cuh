@@ -35,6 +35,17 @@ __device__ inline int64_t row_of(int64_t vector, int64_t padded_row_vectors, int
   return vector / padded_row_vectors;
 }
 
+// Combines the bits of the threads whose vectors share a byte of the mask (relu/forward.cuh has a
+// picture of that). Each of these threads passes its own bits in their places, and gets the byte.
+template <typename T>
+__device__ __forceinline__ uint32_t combine_bits(uint32_t bits) {
+#pragma unroll
+  for (int distance = 1; distance < MaskLayout::kColumns / Vector<T>::kSize; distance *= 2) {
+    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
+  }
+  return bits;
+}
+
 // In place: out [m, n] = relu(out) / divisor. mask [m, (n + 7) / 8], or null.
 //
 // Each thread handles one vector. With two vectors side by side, each of a warp's two loads would
@@ -73,14 +84,8 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   }
   elements.store(out, z);
   if (mask == nullptr) return;
-
-  // The threads of a byte combine their bits (relu/forward.cuh has a picture of that).
-  const int place = static_cast<int>(elements.first_column % MaskLayout::kColumns);
-  bits <<= place;
-#pragma unroll
-  for (int distance = 1; distance < MaskLayout::kColumns / kSize; distance *= 2) {
-    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
-  }
+  const int place = static_cast<int>(elements.first_column % MaskLayout::kColumns);  // in its byte
+  bits = combine_bits<T>(bits << place);
   if (place != 0 || elements.count == 0) return;
   mask[row * bytes_of_bits(n) + elements.first_column / MaskLayout::kColumns] =
       static_cast<uint8_t>(bits);

@@ -98,14 +98,16 @@ struct LinearReluDivideBackward : Node {
             needs_grad_bias ? gradients.bias : Tensor()};
   }
 
-  // Computes the gradients by torch's ops, our kernels or, in traces and for subclasses, the
-  // operator linear_relu_divide_gradients.
+  // Computes the gradients. The first line that fits decides how:
+  //
+  //   they may be differentiated again       by torch's ops, which autograd records
+  //   plain tensors                          by our kernels
+  //   vmap, after a forward outside vmap     by torch's ops, for the whole batch at once
+  //   traces, subclasses and tangents        by the operator linear_relu_divide_gradients
   Gradients compute(const BackwardInputs& inputs) {
     if (at::GradMode::is_enabled()) return differentiable_gradients(inputs);
     const c10::DispatchKeySet keys = keys_of(inputs);
     if (is_plain(keys) && !has_tangent(inputs.grad_output)) return compute_gradients(inputs);
-    // vmap of a backward whose forward ran outside vmap: torch's ops compute the whole batch at
-    // once.
     if (is_batched(keys)) return gradients_by_torch(inputs, unpack_mask(inputs));
     const auto [grad_x, grad_weight, grad_bias] = call_gradients(name_space, inputs);
     return {grad_x, grad_weight, grad_bias};
@@ -199,10 +201,10 @@ ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
   const auto is_differentiated = [](const Tensor& t) {
     return needs_gradient(t) || has_tangent(t);
   };
-  if (is_differentiated(inputs.grad_output) || (inputs.x && is_differentiated(*inputs.x)) ||
-      (inputs.weight && is_differentiated(*inputs.weight))) {
-    return linear_gradients_by_torch(inputs);
-  }
+  const bool results_are_differentiated = is_differentiated(inputs.grad_output) ||
+                                          (inputs.x && is_differentiated(*inputs.x)) ||
+                                          (inputs.weight && is_differentiated(*inputs.weight));
+  if (results_are_differentiated) return linear_gradients_by_torch(inputs);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return call_gradients(name_space, inputs);
 }

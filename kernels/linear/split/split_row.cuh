@@ -294,17 +294,19 @@ __device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t 
   // 3. Scale, split and store.
   const SubnormalCounter counter = split_and_store(row, scale, kept);
 
-  // 4. Decide whether the split represents the row, and store the answer with the exponent.
+  // 4. Decide whether the split represents the row, and store the answer: with lo as the row's
+  // state, with hi alone by the exponent kNeedsTf32.
+  const bool has_lo = form == Form::kWithLo;
   bool is_represented = scale.can_split;
-  if (form == Form::kWithoutLo) {
+  if (!has_lo) {
     const uint64_t counts =
         reduce(counter.packed(), splitter, [](uint64_t a, uint64_t b) { return a + b; });
     if (has_many_subnormals(counts)) is_represented = false;
   }
   if (thread != 0) return;
-  const bool needs_tf32 = form == Form::kWithoutLo && !is_represented;
+  const bool needs_tf32 = !has_lo && !is_represented;
   matrix.exponent[index] = needs_tf32 ? kNeedsTf32 : scale.exponent;
-  if (form == Form::kWithLo) matrix.row_state[index] = is_represented ? kExact : kNonfinite;
+  if (has_lo) matrix.row_state[index] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::split

@@ -174,7 +174,7 @@ __device__ __forceinline__ void load_edge_octet(const split::ScaledMatrix& weigh
 
 // Converts a patch at the edge of the weight, where some rows or some of K do not exist. Uses no
 // shared memory. Eight lanes share a row, with an octet each, so the warp converts four rows of one
-// k-tile at a time. lane_first_n is the lane's first row. Returns whether it has counted
+// k-tile at a time. lane_first_n is the lane's first row. `k` is K. Returns whether it has counted
 // subnormals. All lanes of a warp call it.
 template <typename Layout>
 __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k,
@@ -214,10 +214,10 @@ template <typename Layout>
 __device__ __forceinline__ void convert_patch(const WeightConversion& conversion, int64_t k,
                                               const Patch& patch, PieceRing& ring, int barrier) {
   const int lane = threadIdx.x % 32;
+  const int64_t end_n = patch.first_n + ConverterConfig::kPatchRows;
+  const int end_k_tile = patch.first_k_tile + ConverterConfig::kPatchKTiles;
   const bool is_whole =
-      patch.first_n + ConverterConfig::kPatchRows <= conversion.weight.rows &&
-      int64_t{patch.first_k_tile + ConverterConfig::kPatchKTiles} * ConverterConfig::kKTileDepth <=
-          k;
+      end_n <= conversion.weight.rows && int64_t{end_k_tile} * ConverterConfig::kKTileDepth <= k;
   bool any_counted;
   if (is_whole) {
     any_counted = convert_whole_patch<Layout>(conversion, patch, ring, barrier);

@@ -1,5 +1,5 @@
-// The fast epilogue of half types (float16 and bfloat16) in gemm_one_product_kernel. epilogue.cuh
-// explains row blocks, column blocks, g and c, and which thread has which accumulators.
+// The fast epilogue of half types (float16 and bfloat16) in gemm_one_product_kernel.
+// accumulators.cuh explains row blocks, column blocks, g and c.
 //
 // A thread's neighbouring results are in one column of out, but a store needs neighbours in a row.
 // So the results go through shared memory (StagedRows), 64 rows at a time, and stmatrix transposes
@@ -26,8 +26,8 @@
 #include "common/ptx/mma.cuh"
 #include "common/sizes.h"
 #include "linear/epilogue.cuh"
+#include "linear/sm90/gemm_one_product/accumulators.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
-#include "linear/sm90/gemm_one_product/epilogue.cuh"
 #include "linear/sm90/gemm_one_product/epilogue_half_types_mask.cuh"
 #include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"

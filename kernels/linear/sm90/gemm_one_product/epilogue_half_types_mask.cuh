@@ -1,9 +1,10 @@
 // The mask in the fast epilogue of half types (epilogue_half_types.cuh): from the bits of threads
 // to words in shared memory, for a pair of row blocks at a time, and from there to the mask.
 //
-// A word is a row's 16 columns of one warp: bit n is the warp's column n. A thread has four rows of
-// a pair of row blocks, rows 2 c and 2 c + 1 of both, but only the columns g and g + 8. The eight
-// lanes with the same c have the same four rows, and together all 16 columns. Three steps:
+// A word is a row's 16 columns of one warp (StagedMask, shared_memory.cuh): bit n is the warp's
+// column n. accumulators.cuh explains g and c. A thread has four rows of a pair of row blocks, rows
+// 2 c and 2 c + 1 of both, but only the columns g and g + 8. The eight lanes with the same c have
+// the same four rows, and together all 16 columns. Three steps:
 //
 //   PairMaskBits         A thread collects its own eight bits.
 //   combine_mask_words   The eight lanes exchange bits, until each has two complete words.

@@ -3,7 +3,7 @@
 //
 // A consumer warpgroup has its inputs of a tile in shared memory (EpilogueInputs). Each of its
 // threads loads a part of them to registers before the mainloop, which hides the latency, and
-// stores it to shared memory after the mainloop (PrefetchedInputs). Their contents:
+// stores it to shared memory at the mainloop's end (PrefetchedInputs). Their contents:
 //
 //   mode          epilogue           bias[n]           x_unscale[m]          weight_exponent[n]
 //

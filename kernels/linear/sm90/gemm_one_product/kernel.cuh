@@ -56,6 +56,7 @@
 //     converter_patch.cuh        how a converter converts a patch: 32 rows x 4 k-tiles of weight
 //     converter_layouts.cuh      how it loads the patch, from a weight or from its transpose
 //     converter_subnormals.cuh   which rows of the weight have too many subnormals for fp16
+//     accumulators.cuh           which thread has which accumulators
 //     epilogue.cuh               how the consumers make and store the results of a tile
 //     epilogue_inputs.cuh        what they need for it: bias and exponents
 //     epilogue_half_types*.cuh   the fast epilogue of half types, and its mask
@@ -134,7 +135,7 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
   const EpilogueMemory<typename Mode::Out> memory{
       shared.epilogue_inputs[warpgroup], shared.staging[warpgroup],
       OneProductConfig::kFirstEpilogueBarrier + warpgroup};
-  ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
+  OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
   float accumulators[OneProductConfig::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x_tile)) return;
@@ -172,7 +173,7 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
                                                       OneProductSharedMemory<Mode>& shared,
                                                       int warpgroup) {
   const int k_tiles = args.k_tiles();
-  ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
+  OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;
   int packed_index = 0;  // the index of the packed tile
   float accumulators[OneProductConfig::kAccumulators];
@@ -183,16 +184,16 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
   for_each_tile(args, [&](int index, const Tile&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply_next_k_tile(accumulators, k_tile);
-      // While stored / kBoxes, the share of the boxes, is behind multiplied / k_tiles, the share of
-      // the k-tiles:
+      // While the share of the boxes, stored_boxes / kBoxes, is behind the share of the k-tiles,
+      // multiplied / k_tiles:
       const int multiplied = k_tile + 1;
-      while (packed.stored * k_tiles < packed.kBoxes * multiplied) store_next_box();
+      while (packed.stored_boxes * k_tiles < packed.kBoxes * multiplied) store_next_box();
     }
     consumer.complete();
     packed.pack(accumulators);
     packed_index = index;
   });
-  while (packed.stored < packed.kBoxes) store_next_box();
+  while (packed.stored_boxes < packed.kBoxes) store_next_box();
   // Shared memory must stay until TMA has read it.
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
 }

@@ -93,8 +93,8 @@ void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
   maps.weight =
       operand_map<Mode>(call.weight, call.n, call.k, call.weight_stride, call.weight_is_transposed);
   if constexpr (Mode::kIsGradient) {
-    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16
-    // columns, which are rows of this map.
+    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is 16 rows of this
+    // map: the 16 n of a warp.
     const auto out = static_cast<const typename Mode::Out*>(call.out);
     maps.out = make_map(out, call.n, call.m, call.m, OneProductConfig::kWarpWeightRows);
   }

@@ -142,6 +142,13 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   const uint32_t x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x) +
                              rank * OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
   const uint32_t weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight);
+  const auto stage = [&](int index) {
+    LoadTarget target;
+    target.x = x_address + index * OneProductConfig::kXBytes;
+    target.weight = weight_address + index * OneProductConfig::kWeightBytes;
+    target.full = barrier_of(full_address, index);
+    return target;
+  };
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineState<OneProductConfig::kStages> state;
@@ -165,13 +172,7 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
           converted = k_tile + wait_converted(args.conversion, panel, k_tile);
         }
       }
-      if (is_loader) {
-        LoadTarget target;
-        target.x = x_address + state.index * OneProductConfig::kXBytes;
-        target.weight = weight_address + state.index * OneProductConfig::kWeightBytes;
-        target.full = barrier_of(full_address, state.index);
-        load_k_tile(maps, args, {first_m, first_n, k_tile}, target);
-      }
+      if (is_loader) load_k_tile(maps, args, {first_m, first_n, k_tile}, stage(state.index));
       state.advance();
     }
     k_tiles_before += k_tiles;
@@ -240,7 +241,7 @@ __device__ __forceinline__ void multiply_k_tile(
 // The mainloop of a consumer warpgroup: where its operands are in shared memory, and which rows
 // and columns of a tile it multiplies.
 template <typename Mode>
-struct ConsumerWarpgroup {
+struct OneProductConsumer {
   const OneProductArguments<Mode>& args;
   int warpgroup;
   int rank;  // the block's rank in its cluster
@@ -251,8 +252,8 @@ struct ConsumerWarpgroup {
   uint32_t weight_address;
   PipelineState<OneProductConfig::kStages> state;
 
-  __device__ ConsumerWarpgroup(const OneProductArguments<Mode>& args, uint32_t shared_base,
-                               int warpgroup)
+  __device__ OneProductConsumer(const OneProductArguments<Mode>& args, uint32_t shared_base,
+                                int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
     full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
     empty_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);

@@ -6,17 +6,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "linear/sm90/gemm_one_product/accumulators.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/converter.cuh"
 #include "linear/sm90/gemm_one_product/epilogue_inputs.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
-
-// A subtile of a warpgroup's accumulators, two row blocks: [row block][warp][lane], each lane with
-// its four accumulators of the row block. The 33rd float4 is padding (StagedAccumulatorsReader).
-using StagedAccumulators =
-    float4[OneProductConfig::kSubtileRowBlocks][4][OneProductConfig::kStagedLanes];
 
 // The mask of StagedRows: [row][warp], a word with a bit for each of the warp's 16 columns.
 using StagedMask = uint16_t[OneProductConfig::kStagedRows][OneProductConfig::kWarpgroupWeightRows /
