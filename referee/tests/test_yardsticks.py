@@ -20,7 +20,7 @@ from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.counters import until
 from referee.tests.texts import IMPORTS, RELU, module
-from referee.times.timing import RoundLimit
+from referee.times.round_limit import RoundLimit
 from referee.verdict_words import CORRECT
 
 
@@ -139,8 +139,8 @@ def test_the_compiler_is_imported_while_the_solution_is(tmp_path, monkeypatch):
             grader.close()
     assert verdict.word == CORRECT, verdict.reason
     [times] = verdict.times
-    assert len(times.timings.seconds[COMPILED]) == 3
-    assert len(times.training_step.forward.seconds[COMPILED]) == 3
+    assert len(times.forwards.seconds[COMPILED]) == 3
+    assert len(times.steps.forward.seconds[COMPILED]) == 3
     methods = [method for _, method in asked]
     warm = methods.index("warm_compiler")
     assert methods[warm + 1] == "import_file"
