@@ -45,6 +45,7 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
     other_inputs         inputs that `get_inputs` would not draw
     timed_forwards       forwards beside eager's
     gradients            gradients of inputs and parameters
+    step_memory          results and gradients while later steps run
     timed_training_steps a forward and its backward beside eager's
     forward, solution_step, returned_results, copied_results, intact, diagnosis
                          functions that several checks use
