@@ -1,5 +1,6 @@
 """Results are read in a stopped process: some elements early, and later all of them."""
 
+import mmap
 import os
 import random
 import threading
@@ -77,7 +78,9 @@ def test_tensors_of_another_process_are_read_in_any_layout(stopped, x):
 def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
     """A stopped process would have to fill it, see userfaultfd(2)."""
     release = threading.Event()
-    monkeypatch.setattr(reading, "copy_memory", lambda *_: release.wait())
+    for copy in ("copy_memory", "copy_scattered"):
+        monkeypatch.setattr(reading, copy, lambda *_: release.wait())
+    monkeypatch.setattr(reading, "_are_present", lambda *_: False)
     monkeypatch.setattr(reading, "MAX_READ_SECONDS", 0.5)
     reader = Reader(os.getpid(), CPU, Pool(CPU))
     description = describe(torch.rand(3))
@@ -89,6 +92,20 @@ def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
         assert least_seconds <= time.monotonic() - start <= most_seconds
     release.set()
     reader.close()
+
+
+def test_a_page_that_is_not_in_memory_is_read_with_a_time_limit(stopped):
+    """A page that nobody has touched is not in memory yet."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[0] = 1
+    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    pid = stopped()
+    for offset, is_present in ((0, True), (page - 4, True), (page - 2, False), (page, False)):
+        piece = reading._IoVector(start + offset, 4)
+        assert reading._are_present(pid, [piece]) == is_present
+    assert not reading._are_present(pid, [reading._IoVector(8, 4)])
+    assert not reading._are_present(1 << 22, [reading._IoVector(start, 4)])  # no such process
 
 
 def test_bad_addresses_sizes_and_descriptions_raise(stopped):
