@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from referee.checks.buffers import compare_buffers, prepare_buffers
 from referee.checks.copied_results import room_for_copies
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
@@ -157,17 +158,22 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
         ForwardOnlyError: the reference or the solution has no gradients.
     """
     grading.latest_inputs = inputs
+    has_changed_buffers = bool(grading.problem.changed_buffers)
     drawn = draw_output_gradients(grading, inputs)
     parameters = grading.reference.parameter_names()
     step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
     _begin_step(grading, step, quantities)
+    if has_changed_buffers:
+        prepare_buffers(grading)
     reply = ask_for_step(grading, step, quantities)
     check_intact(grading, "the backward", with_gradients=True)
     _check_all_gradients_exist(reply["returned"][0]["results"], quantities, drawn.output_count)
     # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
     _compare_quantities(grading, quantities, reply, is_strict=drawn.are_masked)
+    if has_changed_buffers:
+        compare_buffers(grading, grading.reference.buffers_after(inputs), "a training step")
     grading.resources.free_results(grading.solution)
     return quantities
 

@@ -43,7 +43,8 @@ class Problem:
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
-        nesting, operators, terms, may_share_memory: see `first_forward.FirstForward`.
+        nesting, operators, terms, may_share_memory, changed_buffers: see
+            `first_forward.FirstForward`. With cases of its own, no buffers are compared.
         float64_obstacle: why results are compared only with eager's, in words; None if results are
             compared with float64's.
         float64_obstacle_in_steps: the same for training steps, which the first comparison of
@@ -89,6 +90,7 @@ class Problem:
         self.operators = facts.forward.operators
         self.terms = facts.forward.terms
         self.may_share_memory = facts.forward.may_share_memory
+        self.changed_buffers = [] if file.has_own_cases else facts.forward.changed_buffers
         self.float64_obstacle = facts.float64_obstacle
         self.float64_obstacle_in_steps: str | None = None
 
