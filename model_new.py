@@ -31,8 +31,8 @@ def compile_and_load(**arguments: object) -> None:
     """Call torch's `load_inline`, which compiles sources and loads the library.
 
     `load_extensions` calls this function for each extension that has no finished build. Torch's
-    build tools, whose import takes a second, are imported here, because an import that finds all
-    builds does not need them. (Without a GPU, TORCH_CUDA_ARCH_LIST is read by them, too.)
+    build tools are imported here because their import takes a second. If all builds are finished,
+    they are needed only to read TORCH_CUDA_ARCH_LIST on a host without a GPU.
     """
     from torch.utils import cpp_extension
 

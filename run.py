@@ -14,11 +14,13 @@ if sys.version_info < (3, 10):  # noqa: UP036, older Pythons run this
 # even while torch is imported, which takes seconds.
 from problems.torch_check import end_without_torch
 from referee import console
+from referee.contestants import server
 
 if __name__ == "__main__":
     console.program = "run.py"
     console.end_on_interrupt()
     end_without_torch(console.program)
+    server.start_ahead()  # it imports torch too, at the same time as this process
 
 # isort: split
 import argparse
@@ -40,7 +42,7 @@ OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
 # A quick check is a run that no option makes longer, see `project_command.is_quick_check`.
-QUICK_SETTINGS = 2  # how many precision settings it measures
+QUICK_SETTINGS = 1  # how many precision settings it measures
 QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # how long it takes for one problem in one dtype
 
 

@@ -1,15 +1,16 @@
 # The jobs of .ci/run that compile the sources without running them, and that check their format;
-# and a compiler for its tests. .ci/run includes this file. It sets $work, a temporary folder.
+# and a compiler for its tests. .ci/run includes this file. It sets $work, a temporary folder, and
+# $checks, which is `all` if the other compilers are wanted.
 
-folders=(kernels tests/third_problem/kernels)
-problems=(kernels/relu kernels/linear tests/third_problem/kernels/gelu)
+folders=(kernels tests/project/third_problem/kernels)
+problems=(kernels/relu kernels/linear tests/project/third_problem/kernels/gelu)
 include_flags=(-I. "${folders[@]/#/-I}")  # an -I before each folder
 
 PATH+=:$work/tools/bin
 install_tools() {
   python3 -m venv "$work/tools"
   "$work/tools/bin/pip" install -r .ci/requirements.txt
-  if ! type clang++ && [ "$(id -u)" -eq 0 ] && type apt-get; then
+  if [ "$checks" = all ] && ! type clang++ && [ "$(id -u)" -eq 0 ] && type apt-get; then
     # If the installation fails, has_clang returns false, and the checks with clang are skipped.
     { apt-get update && apt-get install -y clang libomp-dev; } || true
   fi &>"$work/apt"
@@ -60,7 +61,7 @@ check_cuda() {
 compile_kernels() {  # architecture, source, options of nvcc
   local architecture=$1 source=$2 log
   shift 2
-  log=$(nice -n 5 nvcc -std=c++17 "${include_flags[@]}" -Werror all-warnings -Xptxas -v \
+  log=$(nice nvcc -std=c++17 "${include_flags[@]}" -Werror all-warnings -Xptxas -v \
     "-gencode=arch=compute_$architecture,code=sm_$architecture" "$@" "$source" \
     -o "$work/kernel.o" 2>&1) || { echo "$log"; exit 1; }
   if grep 'spill' <<<"$log" | grep -v ' 0 bytes spill stores, 0 bytes spill loads'; then
@@ -79,21 +80,27 @@ compile_kernels() {  # architecture, source, options of nvcc
 # without CUDA. Torch's headers take most of the time. So each problem is compiled alone once, as in
 # users' builds, and all other compilations have the problems in one file.
 check_operators() {
-  local problem compiler compilers=() source toolkit
-  toolkit=$(nvcc --dryrun x.cu 2>&1 | sed -n 's/^#\$ TOP=//p')  # it prints "#$ TOP=<its folder>"
-  find_system_includes "$toolkit"
+  local problem
+  find_system_includes
   for problem in "${problems[@]}"; do
     one_file cpp kernels/cpu "$problem" >"$work/main.cpp"
     check_warnings c++ 17 -DKERNELS_WITH_CUDA
   done
   one_file cpp kernels/cpu "${problems[@]}" >"$work/main.cpp"
   check_warnings c++ 20
+}
+
+# Require the same of other compilers, for .ci/run all.
+check_other_compilers() {
+  local compiler compilers=() source
+  find_system_includes
   if type g++-11 &>/dev/null; then
     compilers+=(g++-11)
   fi
   if has_clang; then
     compilers+=(clang++)
   fi
+  one_file cpp kernels/cpu "${problems[@]}" >"$work/main.cpp"
   for compiler in "${compilers[@]}"; do
     check_warnings "$compiler" 17
     check_warnings "$compiler" 17 -DKERNELS_WITH_CUDA
@@ -101,14 +108,16 @@ check_operators() {
   # The emulator compiles CUDA kernels as C++, so clang can check these too.
   if has_clang; then
     for source in tests/emulator/*.cpp; do
-      clang++ -std=c++17 -Itests/emulator -Ikernels "-isystem$toolkit/include" -fsyntax-only \
-        -Werror -Wcomma -Wno-attributes "$source"
+      nice clang++ -std=c++17 -fsyntax-only -Itests/emulator -Ikernels \
+        "${system_includes[@]}" -Werror -Wcomma -Wno-attributes "$source"
     done
   fi
 }
 
 # Set `system_includes`: flags with the folders of torch's and CUDA's headers.
-find_system_includes() {  # the toolkit's folder
+find_system_includes() {
+  local toolkit
+  toolkit=$(nvcc --dryrun x.cu 2>&1 | sed -n 's/^#\$ TOP=//p')  # it prints "#$ TOP=<its folder>"
   # A torch for the CPU has all its headers but this one, which its CUDA build generates.
   mkdir -p "$work/stub/c10/cuda/impl"
   echo '#define C10_CUDA_BUILD_SHARED_LIBS' >"$work/stub/c10/cuda/impl/cuda_cmake_macros.h"
@@ -120,7 +129,7 @@ for path in include_paths("cpu"):
     print(f"-isystem{path}")
 PYTHON
   )
-  system_includes+=("-isystem$work/stub" "-isystem$1/include")
+  system_includes+=("-isystem$work/stub" "-isystem$toolkit/include")
 }
 
 # Require that $work/main.cpp gives no warnings.
@@ -131,8 +140,8 @@ check_warnings() {  # compiler, C++ standard, options
   if [ "$compiler" = clang++ ]; then
     warnings+=(-Wcomma)  # rejects the comma operator
   fi
-  "$compiler" "-std=c++$standard" "${include_flags[@]}" -fsyntax-only -fopenmp "${warnings[@]}" \
-    -DAT_PER_OPERATOR_HEADERS "${system_includes[@]}" "$@" "$work/main.cpp"
+  nice "$compiler" "-std=c++$standard" "${include_flags[@]}" -fsyntax-only -fopenmp \
+    "${warnings[@]}" -DAT_PER_OPERATOR_HEADERS "${system_includes[@]}" "$@" "$work/main.cpp"
 }
 
 # Write $quick_compiler: a C++ compiler that builds our kernels in half the time or less, for tests

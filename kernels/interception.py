@@ -95,12 +95,12 @@ def _unreplaced_methods() -> tuple[Callable, ...] | None:
     `torch.fx`. That one is allowed: such a tracer records the call of our operator, and does not
     need to see the call of `linear`.
     """
-    are_torchs_own = (
+    are_unreplaced = (
         _is_defined_in(Linear.forward, "torch.nn.modules.linear")
         and _is_defined_in(Linear.__call__, "torch.nn.modules.module", "torch.fx._symbolic_trace")
         and _is_defined_in(Linear._call_impl, "torch.nn.modules.module")
     )
-    return (Linear.forward, Linear.__call__, Linear._call_impl) if are_torchs_own else None
+    return (Linear.forward, Linear.__call__, Linear._call_impl) if are_unreplaced else None
 
 
 # The cache of `is_linear_replaced`: the three methods of the last call that found all of them to be

@@ -76,7 +76,7 @@ struct ReluBackwardArguments {
 };
 
 // The accuracy of a product. In quotes: the value of torch.set_float32_matmul_precision that asks
-// for it.
+// for it. docs/DESIGN.md, "The names of a product", says which kernel computes each.
 enum class Precision {
   kOfDtype,  // all dtypes but float32: each has one accuracy
   kHigh,     // float32 at "high" or "medium"
@@ -91,8 +91,8 @@ enum class Precision {
 // half types the quotient is then rounded to out's dtype.
 //
 // Column n of out is made from row n of the weight. In the kernels, rows and columns are those of
-// out: `row` or `m` counts along M, and `column` or `n` along N. In code that handles one operand
-// by itself (that copies, splits or converts it), `row` is a row of that operand, which may be the
+// out: `row` or `m` counts along M, and `column` or `n` along N, as `weight_row` does. In code that
+// copies, splits or converts a single operand, `row` is a row of that operand, which may be the
 // weight.
 //
 // linear/operator/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and

@@ -10,6 +10,7 @@ without a pause.
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -21,12 +22,12 @@ from problems.linear_yardsticks import LIBRARY, PRODUCT, THREE_PRODUCTS, TRITON
 from problems.shapes import RowNeeds, SweepShape
 from problems.small_cases import Layout, changed_in_part
 from referee.comparison.accuracy import CLASSES
-from referee.comparison.case import Case
+from referee.comparison.case import OwnCase
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
-from referee.times.timing import Names, Rate, Timings
+from referee.times.timings import Rate, ReportNames, Timings
 
 # The largest relative errors of rounding to the nearest number of a format.
 U32 = 2.0**-24  # float32
@@ -42,9 +43,38 @@ SWEEP_ROWS = {"cpu": (1, 4, 16, 64), "cuda": (1, 4, 16, 64, 256, 1024, 4096, 163
 # values from which new weights are made, eager's weight, the solution's, and two gradients.
 WEIGHT_COPIES = 10
 
-SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129]  # around the widths of tiles and vectors
-DIVISORS = [2.0, 3.0, -1.5, 1.0]
+# M, N and K: sizes around the widths of vectors and tiles. Each of the 13 sizes occurs twice as M,
+# twice as N and twice as K.
+SMALL_SIZES = [
+    (1, 2, 3),
+    (2, 16, 65),
+    (3, 127, 15),
+    (7, 7, 1),
+    (8, 63, 63),
+    (15, 1, 7),
+    (16, 15, 127),
+    (17, 65, 16),
+    (63, 3, 2),
+    (64, 17, 64),
+    (65, 129, 8),
+    (127, 8, 129),
+    (129, 64, 17),
+    (1, 15, 15),
+    (2, 65, 1),
+    (3, 3, 63),
+    (7, 17, 7),
+    (8, 129, 127),
+    (15, 8, 16),
+    (16, 64, 2),
+    (17, 2, 64),
+    (63, 16, 8),
+    (64, 127, 129),
+    (65, 7, 17),
+    (127, 63, 3),
+    (129, 1, 65),
+]
 LARGER_SIZES = [(5, 9, 4097), (257, 130, 1000), (1, 300, 2049), (300, 1, 513)]  # M, N and K
+DIVISORS = [2.0, 3.0, -1.5, 1.0]
 RANDOM_SIZES = 8  # how many sizes are drawn at random, which no solution can foresee
 LARGEST_RANDOM_SIZE = 150
 
@@ -74,7 +104,7 @@ class LinearReluDivideProblem(Problem):
     `highest`, float32 results of the timed size also have to be in the class float32-grade.
     """
 
-    names = Names(solution="LinearReluDivideNew", eager="eager")
+    names = ReportNames(solution="LinearReluDivideNew", eager="eager")
     yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE_PRODUCTS, TRITON)}  # noqa: RUF012
     slow_yardsticks = (TRITON,)
     yardstick_file = Path(__file__).with_name("linear_yardsticks.py")
@@ -226,7 +256,7 @@ class LinearReluDivideProblem(Problem):
                 "leaves out ReLU": z / module.divisor,
             }
 
-    def cases(self, device_seed: int) -> Iterator[Case]:
+    def cases(self, device_seed: int) -> Iterator[OwnCase]:
         """Yield small sizes, layouts of x, and operands on which products err most."""
         generator = torch.Generator(self.device).manual_seed(device_seed)
 
@@ -243,9 +273,9 @@ class LinearReluDivideProblem(Problem):
         yield from _at_setting(first_setting, _random_size_cases(draw))
         yield from _at_setting(first_setting, _layout_cases(draw))
         # After unusual inputs, which a solution may refuse, a usual one must give the right result.
-        yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
+        yield OwnCase("an input", [draw(129, 65)], arguments=[65, 33, 2.0], setting=first_setting)
 
-    def _operand_cases(self, suffix: str) -> Iterator[Case]:
+    def _operand_cases(self, suffix: str) -> Iterator[OwnCase]:
         """Yield a case for each of `operands.CASES`: x, and the parameters of one module.
 
         The first case constructs the module.
@@ -257,7 +287,7 @@ class LinearReluDivideProblem(Problem):
         for name in operands.CASES:
             x, weight, bias = operands.draw_case(name, m=33, k=129, n=65)
             inputs = [x.to(self.device)]
-            yield Case(f"{name}{suffix}", inputs, arguments, state=[weight, bias])
+            yield OwnCase(f"{name}{suffix}", inputs, arguments=arguments, state=[weight, bias])
             arguments = None  # the module of the case before
 
     def backward_inputs(self) -> list[list[list]]:
@@ -303,56 +333,48 @@ class LinearReluDivideProblem(Problem):
 DrawTensor = Callable[..., Tensor]  # takes the sizes of a tensor, and draws it
 
 
-def _at_setting(setting: str, cases_without_setting: Iterator[Case]) -> Iterator[Case]:
+def _at_setting(setting: str, cases_without_setting: Iterator[OwnCase]) -> Iterator[OwnCase]:
     """Yield the cases, each with the precision setting."""
     for case in cases_without_setting:
         case.setting = setting
         yield case
 
 
-def _state_cases(draw: DrawTensor, generator: torch.Generator) -> Iterator[Case]:
+def _state_cases(draw: DrawTensor, generator: torch.Generator) -> Iterator[OwnCase]:
     """Yield cases that a solution gets wrong if it keeps values from earlier calls."""
-    yield Case("an input", [draw(129, 65)], arguments=[65, 33, 2.0], state="other")
-    yield Case("parameters overwritten", [draw(129, 65)], state="other")
+    yield OwnCase("an input", [draw(129, 65)], arguments=[65, 33, 2.0], state="other")
+    yield OwnCase("parameters overwritten", [draw(129, 65)], state="other")
     yield from changed_in_part(draw(129, 65), generator)
     for m, n in ((1, 1), (7, 3), (17, 65), (33, 31), (130, 129)):
         name = f"[{m}, 9] -> {n}, new memory filled"
-        yield Case(name, [draw(m, 9)], arguments=[9, n, 2.0], fill_new_tensors=True)
+        yield OwnCase(name, [draw(m, 9)], arguments=[9, n, 2.0], fill_new_tensors=True)
 
 
-def _size_cases(draw: DrawTensor, suffix: str) -> Iterator[Case]:
-    """Yield cases of all SIZES, each as M, as N and as K, and cases of LARGER_SIZES.
-
-    There are two turns. In each, M goes through the 13 sizes in order, N takes every 5th size and K
-    every 8th, beginning again at the list's end. As 5 and 8 have no factor in common with 13, N and
-    K also take each size once in a turn. The second turn has other combinations than the first.
+def _size_cases(draw: DrawTensor, suffix: str) -> Iterator[OwnCase]:
+    """Yield two cases for each of SMALL_SIZES, and one for each of LARGER_SIZES.
 
     Args:
         draw: draws a tensor of a shape.
         suffix: the end of the cases' names.
     """
-    for turn in range(2):
-        for i, m in enumerate(SIZES):
-            n = SIZES[(5 * i + 4 * turn + 1) % len(SIZES)]
-            k = SIZES[(8 * i + 3 * turn + 2) % len(SIZES)]
-            divisor = DIVISORS[(i + turn) % len(DIVISORS)]
-            name = f"[{m}, {k}] -> {n}, divisor {divisor}{suffix}"
-            yield Case(f"{name}, as constructed", [draw(m, k)], arguments=[k, n, divisor])
-            yield Case(f"{name}, other parameters", [draw(m, k)], state="other")
+    for (m, n, k), divisor in zip(SMALL_SIZES, cycle(DIVISORS), strict=False):
+        name = f"[{m}, {k}] -> {n}, divisor {divisor}{suffix}"
+        yield OwnCase(f"{name}, as constructed", [draw(m, k)], arguments=[k, n, divisor])
+        yield OwnCase(f"{name}, other parameters", [draw(m, k)], state="other")
     for m, n, k in LARGER_SIZES:
-        yield Case(f"[{m}, {k}] -> {n}{suffix}", [draw(m, k)], arguments=[k, n, 2.0])
+        yield OwnCase(f"[{m}, {k}] -> {n}{suffix}", [draw(m, k)], arguments=[k, n, 2.0])
 
 
-def _random_size_cases(draw: DrawTensor) -> Iterator[Case]:
+def _random_size_cases(draw: DrawTensor) -> Iterator[OwnCase]:
     """Yield cases of random sizes and divisors."""
     for _ in range(RANDOM_SIZES):
         m, n, k = (random.randint(1, LARGEST_RANDOM_SIZE) for _ in range(3))
         divisor = random.uniform(0.3, 3.0)
         name = f"[{m}, {k}] -> {n}, divisor {divisor:.3g}, drawn at random"
-        yield Case(name, [draw(m, k)], arguments=[k, n, divisor])
+        yield OwnCase(name, [draw(m, k)], arguments=[k, n, divisor])
 
 
-def _layout_cases(draw: DrawTensor) -> Iterator[Case]:
+def _layout_cases(draw: DrawTensor) -> Iterator[OwnCase]:
     """Yield the layouts of x, for one module, which the first case constructs.
 
     A solution may refuse those that are not contiguous matrices with elements.
@@ -361,7 +383,7 @@ def _layout_cases(draw: DrawTensor) -> Iterator[Case]:
     for layout in X_LAYOUTS:
         x = layout.view(draw(*layout.shape))
         required = x.is_contiguous() and x.numel() > 0 and x.dim() == 2
-        yield Case(layout.name, [x], arguments, required=required)
+        yield OwnCase(layout.name, [x], required=required, arguments=arguments)
         arguments = None  # the module of the case before
 
 

@@ -78,7 +78,7 @@ class Draw:
 Operands = tuple[Tensor, Tensor, Tensor]  # x, weight, bias
 MatrixFunction = Callable[[Draw, int, int], Tensor]  # takes the numbers of rows and columns
 BiasFunction = Callable[[Draw, int], Tensor]  # takes n
-Case = Callable[[Draw, int, int, int], Operands]  # takes m, k and n
+OperandsCase = Callable[[Draw, int, int, int], Operands]  # takes m, k and n
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ _tenth_sparse = partial(sparse, share=0.1)
 _zero_column = partial(normal_with_column, value=0.0)
 _huge_column = partial(normal_with_column, value=1e30)
 
-CASES: dict[str, Case] = {
+CASES: dict[str, OperandsCase] = {
     # KernelBench's x, and parameters like those of nn.Linear.
     "uniform": IndependentOperands(x=Draw.uniform, weight=linear_weight, bias=linear_bias),
     "normal": IndependentOperands(x=Draw.normal, weight=Draw.normal, bias=Draw.normal),

@@ -10,12 +10,12 @@ from problems import elementwise
 from problems.shapes import SweepShape
 from problems.small_cases import changed_in_part
 from referee.call_names import COPY
-from referee.comparison.case import Case
+from referee.comparison.case import OwnCase
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
-from referee.times.timing import Names, Timings
+from referee.times.timings import ReportNames, Timings
 
 # The exponents of the sizes of a sweep: 2^12, 2^14, ... elements.
 SWEEP_EXPONENTS = {"cpu": range(12, 27, 2), "cuda": range(12, 33, 2)}
@@ -36,7 +36,7 @@ class ReluProblem(Problem):
     this project's kernels: they keep the bits of x.
     """
 
-    names = Names(solution="ModelNew", eager="torch.relu")
+    names = ReportNames(solution="ModelNew", eager="torch.relu")
     needs_float64 = False
 
     def reference_tensors(self, module: torch.nn.Module, inputs: list) -> list[ReferenceTensor]:
@@ -65,7 +65,7 @@ class ReluProblem(Problem):
         copies = timings.seconds.get(COPY)
         return min(copies) if copies else 0.0
 
-    def cases(self, device_seed: int) -> Iterator[Case]:
+    def cases(self, device_seed: int) -> Iterator[OwnCase]:
         """Yield every shape, layout and special value, first in the problem's dtype.
 
         The same inputs in other dtypes come later. A solution may refuse those.
@@ -78,23 +78,23 @@ class ReluProblem(Problem):
             if name.startswith(prefix):
                 x = make()
                 required = x.is_contiguous() and x.numel() > 0
-                yield Case(name, [x], required=required)
+                yield OwnCase(name, [x], required=required)
         large = elementwise.sprinkle(self._draw(generator, LARGE_LENGTH), generator)
-        yield Case("a large vector with special values", [large])
+        yield OwnCase("a large vector with special values", [large])
         yield from changed_in_part(self._draw(generator, 129, 65), generator)
-        yield Case("other values at the same address", [self._draw(generator, 129, 65)])
+        yield OwnCase("other values at the same address", [self._draw(generator, 129, 65)])
         for _ in range(RANDOM_SHAPES):
             dimensions = random.randint(1, 3)
             shape = [random.randint(1, LARGEST_RANDOM_SIZE) for _ in range(dimensions)]
-            yield Case(f"shape {shape}, drawn at random", [self._draw(generator, *shape)])
+            yield OwnCase(f"shape {shape}, drawn at random", [self._draw(generator, *shape)])
         for length in range(1, LONGEST_FILLED_VECTOR + 1):
             x = self._draw(generator, length)
-            yield Case(f"length {length}, new memory filled", [x], fill_new_tensors=True)
+            yield OwnCase(f"length {length}, new memory filled", [x], fill_new_tensors=True)
         for name, make in small_inputs:
             if not name.startswith(prefix):
-                yield Case(name, [make()], required=False)
+                yield OwnCase(name, [make()], required=False)
         # After inputs that a solution may refuse, a usual one must give the right result.
-        yield Case("an input", [self._draw(generator, 129, 65)])
+        yield OwnCase("an input", [self._draw(generator, 129, 65)])
 
     def backward_inputs(self) -> list[list[list]]:
         """Return groups of small inputs for which gradients are compared, one for each shape."""

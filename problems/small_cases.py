@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.comparison.case import Case
+from referee.comparison.case import OwnCase
 from referee.reference.random_values import draw_into
 
 
@@ -24,18 +24,18 @@ class Layout(NamedTuple):
     view: Callable[[torch.Tensor], torch.Tensor]
 
 
-def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[Case]:
+def changed_in_part(x: torch.Tensor, generator: torch.Generator) -> Iterator[OwnCase]:
     """Yield x, then a copy with another row, then a copy of that with another element.
 
     A solution that keeps the result of an input, and finds it again by the input's address or by a
     part of its values, gets the second and the third case wrong.
     """
-    yield Case("an input", [x])
+    yield OwnCase("an input", [x])
     x = x.clone()
     draw_into(x[random.randrange(len(x))], generator)
-    yield Case("another row at the same address", [x])
+    yield OwnCase("another row at the same address", [x])
     x = x.clone()
     elements = x.view(-1)
     place = random.randrange(x.numel())
     elements[place] = 1 if elements[place].item() <= 0 else 3  # changes the result in both cases
-    yield Case("another element at the same address", [x])
+    yield OwnCase("another element at the same address", [x])

@@ -103,8 +103,10 @@ comparison/: whether results are right
 
 times/: how fast it is
     two_clocks           the seconds of a call, from the process's clock and the referee's
-    timing               times of rounds, and their ratios
+    timings              the times of all rounds, as reports take them
     gain                 whether times are a gain: a word for a solution's times
+    ratios               ratios of times with their intervals; percentiles
+    round_limit          how many rounds are timed; the loop that runs them
 
 child/: the code that runs in a contestant's process
 

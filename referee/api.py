@@ -23,8 +23,7 @@ from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report import by_role
 from referee.report.graded_files import counted_ratio
-from referee.times import timing
-from referee.times.timing import Rounds
+from referee.times.round_limit import CPU_SECONDS, RoundLimit
 from referee.verdict import Verdict
 from referee.verdict_words import CORRECT
 
@@ -142,7 +141,7 @@ def grade_all(
     if not timeout > 0:
         raise ValueError(f"expected a timeout of more than 0 seconds; got {timeout}")
     chosen_device, _ = choose_device(device)
-    options = Options(Rounds(trials, timing.CPU_SECONDS), timeout)
+    options = Options(RoundLimit(trials, CPU_SECONDS), timeout)
     files = read_files([Path(path) for path in solutions])
     problem = Problem(reference.name, reference.file, chosen_device)
     with referee_at_work(separate_builds=True) as server:

@@ -225,6 +225,11 @@ class EagerProcesses:
         for process in self.members:
             process.ask("set_precision", setting=self._problem.precision)
 
+    def warm_compiler(self) -> None:
+        """Have the first process import torch.compile's compiler while others are asked."""
+        if self.members:
+            self.members[0].contestant.begin("warm_compiler")
+
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have the first process set up these yardsticks, unless it has done so before.
 
@@ -248,6 +253,20 @@ class EagerProcesses:
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = needed
+
+    def keep_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
+        """Have the first process free all yardsticks but these, which are not made again.
+
+        Args:
+            yardsticks: some of those that `prepare_yardsticks` was called with.
+        """
+        if self._prepared is None:  # the process is new, or the setting has changed
+            self.prepare_yardsticks(yardsticks)
+            return
+        setting, _ = self._prepared
+        self.yardsticks = [name for name in self.yardsticks if name in yardsticks]
+        self.members[0].ask("keep_yardsticks", names=self.yardsticks)
+        self._prepared = setting, yardsticks
 
     def _kept_or_new_contestant(self) -> Contestant:
         """Return the process that an earlier problem has kept, or else a new one."""

@@ -36,7 +36,7 @@ from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.resources import Resources
 from referee.rounds.timed_requests import is_planned, plan_of
-from referee.times.timing import drop_unfinished_round
+from referee.times.timings import drop_unfinished_round
 from referee.verdict import NotCorrectError, Verdict, outcome
 from referee.verdict_words import CORRECT, ERROR, INTERRUPTED, TIME_LIMIT
 
@@ -223,10 +223,10 @@ def _drop_unfinished_times(verdict: Verdict) -> None:
     """Drop unfinished rounds, which an interrupt leaves; drop all times of a wrong file."""
     kept = []
     for times in verdict.times:
-        step = times.training_step
-        if step and drop_unfinished_round(step.forward, step.backward) == 0:
-            times.training_step = None
-        rounds_left = drop_unfinished_round(times.timings)
+        steps = times.steps
+        if steps and drop_unfinished_round(steps.forward, steps.backward) == 0:
+            times.steps = None
+        rounds_left = drop_unfinished_round(times.forwards)
         if rounds_left > 0:
             kept.append(times)
     may_have_times = verdict.word in (CORRECT, INTERRUPTED)

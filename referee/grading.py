@@ -21,8 +21,8 @@ from referee.contestants.state import State, StateError
 from referee.reference.module import ReferenceModule
 from referee.reference.random_values import new_seed
 from referee.resources import Resources
-from referee.times.gain import TimesOfSetting
-from referee.times.timing import Rounds
+from referee.times.round_limit import RoundLimit
+from referee.times.timings import TimesOfSetting
 from referee.verdict import NotCorrectError, Verdict
 from referee.verdict_words import WRONG
 
@@ -50,7 +50,7 @@ class Options:
     """How files are graded.
 
     Attributes:
-        rounds: how many rounds are timed.
+        round_limit: how many rounds are timed.
         timeout: the seconds that a solution's process may run, for one file.
         is_sweep: whether only the checks of a sweep are made.
         compiled: whether torch.compile's program is timed beside eager.
@@ -59,7 +59,7 @@ class Options:
             its small inputs only, and no training step is timed.
     """
 
-    rounds: Rounds
+    round_limit: RoundLimit
     timeout: float
     is_sweep: bool = False
     compiled: bool = False

@@ -23,8 +23,9 @@ import torch
 
 from referee.call_names import COMPILED
 from referee.report import SCALE, SCHEMA
-from referee.times.gain import TimesOfSetting, compare_times
-from referee.times.timing import StepTimings, Timings, p10_and_p90, speed_up
+from referee.times.gain import compare_times
+from referee.times.ratios import p10_and_p90, speed_up
+from referee.times.timings import StepTimings, TimesOfSetting, Timings
 from referee.verdict import Verdict
 
 
@@ -124,8 +125,8 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
 
 def make_run_record(times: TimesOfSetting) -> dict:
     """Return the entry of "runs" for one precision setting."""
-    timings = times.timings
-    limiting_rate = timings.rate  # the kind of speed that limits the problem, see `timing.Rate`
+    timings = times.forwards
+    limiting_rate = timings.rate  # the kind of speed that limits the problem, see `timings.Rate`
     rows = _summary(timings.seconds, timings)
     milliseconds = {row["name"]: row["median_ms"] for row in rows}
     for row in rows:
@@ -146,7 +147,7 @@ def make_run_record(times: TimesOfSetting) -> dict:
         "wall_seconds": timings.wall_seconds,
         "notes": timings.notes,
     }
-    step = make_step_record(times.training_step) if times.training_step else None
+    step = make_step_record(times.steps) if times.steps else None
     return {"setting": times.setting, "time": times.speed_word, "forward": forward, "step": step}
 
 

@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from referee.comparison.accuracy import Errors
+from referee.comparison.accuracy import ErrorSizes
 from referee.contestants.errors import (
     EndedError,
     ForgedError,
@@ -13,7 +13,7 @@ from referee.contestants.errors import (
     WokenError,
 )
 from referee.message_lines import first_error_line, printable
-from referee.times.gain import TimesOfSetting
+from referee.times.timings import TimesOfSetting
 from referee.verdict_words import CORRECT, ERROR
 
 # A hint for an honest author after an invalid reply.
@@ -40,14 +40,14 @@ class NotCorrectError(Exception):
 
 @dataclass
 class Verdict:
-    """The findings about a file.
+    """The verdict on a file, and what the report says of it.
 
     Attributes:
         file: the graded file's path.
         word: the verdict in a word: CORRECT, WRONG, ...
         reason: why it is not correct, or "".
         accuracy: the accuracy class of the results, or "" if it is not known.
-        case_count: the number of forwards and backwards that were compared.
+        case_count: the number of untimed forwards and training steps that were compared.
         import_seconds: how long the import took.
         has_walls: whether its process had a namespace of its own; None if none was started.
         refused: the kinds of inputs that it did not take, and need not take.
@@ -73,7 +73,7 @@ class Verdict:
     has_traceback: bool = False
 
     def note_errors(
-        self, name: str, setting: str, quantity: str, solution: Errors, reference: Errors
+        self, name: str, setting: str, quantity: str, solution: ErrorSizes, reference: ErrorSizes
     ) -> None:
         """Add a row to `errors`.
 

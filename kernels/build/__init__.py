@@ -8,8 +8,9 @@ bundle.py      the single-file bundle of `python run.py PROBLEM --bundle FILE`
 
 `model_new.py` calls `load_extensions` of extension.py, which uses the three files below it:
 
-    load_extensions     toolchain: which compilers and GPUs are here?  ->  the key of each extension
-      _Builder          cache: is there a finished build?  ->  load it
+    load_extensions     toolchain: which compilers, GPUs and flags are there?
+                        make the key of each extension, from its sources and flags
+      _Builder          cache: is there a finished build that fits?  ->  load it
                         otherwise compile, load and publish it in the cache
       explain           if that fails: search the compilers' output for the cause (errors.py)
 

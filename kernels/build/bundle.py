@@ -8,8 +8,10 @@ headers is replaced by the header's text. Only the Python that `ModelNew` needs 
 import ast
 import hashlib
 import importlib.resources
+import itertools
 import re
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kernels import STABLE_NAMESPACE, read_sources
 from kernels.build.toolchain import CUDA_FLAGS, CXX_FLAGS
@@ -192,7 +194,7 @@ def _replacement_class(recipe: _Recipe) -> str:
     The class inherits from the reference, which the bundle does not have. So a class without a
     constructor gets a copy of the reference's constructor, before `forward`.
     """
-    text = _read_python("model_new.py").definitions[recipe.replacement]
+    text = _read_python("model_new.py").definitions[recipe.replacement].text
     text = text.replace(f"(reference.{recipe.reference})", "(nn.Module)")
     text = re.sub(rf"\b{recipe.replacement}\b", "ModelNew", text)
     reference = _read("model.py")
@@ -213,15 +215,23 @@ def _method(text: str, class_name: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
+class _Definition:
+    """The text that defines a function, a class or a variable, and whether it is a variable."""
+
+    text: str
+    is_variable: bool
+
+
+@dataclass(frozen=True)
 class _PythonFile:
     """The statements at the top level of a Python file.
 
     Attributes:
-        definitions: the text of each function, class and variable, by its name.
+        definitions: each function, class and variable by its name, in the file's order.
         imports: an import statement for each name that is imported from outside this project.
     """
 
-    definitions: dict[str, str]
+    definitions: dict[str, _Definition]
     imports: dict[str, str]
 
 
@@ -243,7 +253,7 @@ def _needed_names(
         files: the files that may define or import the names.
         defined_by_template: names that `_TEMPLATE` defines, so that no copy is needed.
     """
-    definitions: dict[str, str] = {}
+    definitions: dict[str, _Definition] = {}
     available: set[str] = set()
     for file in files:
         definitions |= file.definitions
@@ -254,7 +264,7 @@ def _needed_names(
     while unread_texts:
         new_names = (_names(unread_texts.pop()) & available) - needed
         needed |= new_names
-        unread_texts += [definitions[name] for name in new_names & definitions.keys()]
+        unread_texts += [definitions[name].text for name in new_names & definitions.keys()]
     return needed
 
 
@@ -269,30 +279,19 @@ def _needed_imports(files: list[_PythonFile], needed: set[str]) -> str:
 def _needed_definitions(files: list[_PythonFile], needed: set[str]) -> str:
     """Return the needed definitions of all files, in their order.
 
-    Two blank lines separate definitions. Between two variables of a file there are none.
+    Two blank lines separate definitions. Between neighbouring variables of a file there are none.
     """
-    text = ""
+    blocks = []
     for file in files:
-        follows_variable = False
-        for name, definition in file.definitions.items():
-            if name not in needed:
-                continue
-            if text:
-                both_are_variables = follows_variable and _is_variable(definition)
-                text += "\n" if both_are_variables else "\n\n\n"
-            text += definition
-            follows_variable = _is_variable(definition)
+        found = [definition for name, definition in file.definitions.items() if name in needed]
+        for are_variables, group in itertools.groupby(found, attrgetter("is_variable")):
+            texts = [definition.text for definition in group]
+            if are_variables:
+                blocks.append("\n".join(texts))
+            else:
+                blocks += texts
     # The bundle does not import the package `kernels`.
-    return text.replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
-
-
-def _is_variable(definition: str) -> bool:
-    """Return whether the text of a definition is that of a variable.
-
-    The last line of a function or a class is indented, that of a variable is not.
-    """
-    last_line = definition.rpartition("\n")[2]
-    return not last_line.startswith(" ")
+    return "\n\n\n".join(blocks).replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
 
 
 def _import_order(line: str) -> tuple[bool, bool, str]:
@@ -300,17 +299,17 @@ def _import_order(line: str) -> tuple[bool, bool, str]:
     return "torch" in line, line.startswith("from"), line
 
 
-def _definitions(text: str) -> dict[str, str]:
-    """Return the text of each function, class and variable at the top of a file, by its name."""
+def _definitions(text: str) -> dict[str, _Definition]:
+    """Return each function, class and variable at the top of a file, by its name."""
     found = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = _lines(text, node)
+            found[node.name] = _Definition(_lines(text, node), is_variable=False)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
                 if isinstance(target, ast.Name):
-                    found[target.id] = _lines(text, node)
+                    found[target.id] = _Definition(_lines(text, node), is_variable=True)
     return found
 
 

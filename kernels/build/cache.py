@@ -244,12 +244,12 @@ def process_name(process_id: str = "self") -> str:
         return ""
     # proc_pid_stat(5): id (program) state ..., where the program's name may contain anything. The
     # start time is field 22. Field 3, the state, is Z or X after the process has died.
-    number = text.split()[0]
+    own_id = text.split()[0]
     state, *fields_from_4 = text.rpartition(")")[2].split()
     start = fields_from_4[22 - 4]
     if state in ("Z", "X"):
         return ""
-    return f"{HOST}-{number}-{start}"
+    return f"{HOST}-{own_id}-{start}"
 
 
 # ---------------------------------------------------------------------------------------- the lock

@@ -22,8 +22,7 @@ namespace kernels {
 
 // ------------------------------------------------------------------------------- ReLU, one element
 
-// max(x, 0) that passes NaN on. The comparison x < 0 is false for NaN and for -0.0, so ReLU returns
-// both unchanged.
+// ReLU. The comparison x < 0 is false for NaN and for -0.0, so both are returned unchanged.
 template <typename T>
 __device__ T relu_of(T x) {
   const T zero{};
@@ -120,8 +119,9 @@ __device__ inline uint64_t evict_last_policy() {
   return policy;
 }
 
-// The policy of ordinary loads, for loads that have to stay whole. The compiler may split an
-// ordinary load, or merge it with another, but not load_vector with a policy, an asm statement.
+// The policy of ordinary loads. It is for loads that have to stay whole: the compiler may split an
+// ordinary load, or merge it with another. load_vector with a policy is an asm statement, which it
+// leaves alone.
 __device__ inline uint64_t evict_normal_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800

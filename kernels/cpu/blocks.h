@@ -1,4 +1,5 @@
 // Functions of a block of 64 elements on a CPU: ReLU, making a mask, and selecting by a mask.
+// (launchers.h says what a mask is.)
 //
 // The functions are plain loops that compilers turn into vector instructions. They handle elements
 // as the integers that hold their bits. Integer operations keep the payload of a NaN, and
@@ -22,7 +23,7 @@ namespace {
 
 // out = x < 0 ? 0 : x, which keeps NaN and -0.
 //
-// One comparison of signed integers, which SSE and AVX2 have, finds the negative numbers: x is
+// One comparison of signed integers, which SSE4.2 and AVX2 have, finds the negative numbers: x is
 // negative if its bits less 1 are less than the bits of -inf. In float32, where -inf is 0xff800000:
 //
 //     x                    its bits                   less 1                     so x is
@@ -41,9 +42,9 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   }
 }
 
-// A mask is made and tested in words that are as wide as an element. Example: an element of a half
-// type has 16 bits, so a word has the mask bits of 16 elements. Each of these elements is in a lane
-// of a vector register, and lane i handles bit i of the word, kBitOfLane[i] = 1 << i.
+// A mask is made and tested in words that are as wide as an element, so that one vector register
+// has a lane for each bit. Example: an element of a half type has 16 bits, so a word has the mask
+// bits of 16 elements. Lane i handles element i, and bit i of the word, kBitOfLane[i] = 1 << i.
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};
@@ -51,10 +52,10 @@ constexpr auto kBitOfLane = [] {
   return bits;
 }();
 
-// Returns whether backward passes the gradient of an element through: relu's output is neither 0
-// nor -0. Adding the bits to themselves shifts the sign out.
+// The mask bit of an element: true if backward passes its gradient through, which it does unless
+// relu's output is 0 or -0. Adding the bits to themselves shifts the sign out.
 template <typename Bits>
-constexpr bool gradient_passes(Bits relu_output) {
+constexpr bool mask_bit(Bits relu_output) {
   return static_cast<Bits>(relu_output + relu_output) != 0;
 }
 
@@ -64,7 +65,7 @@ constexpr bool gradient_passes(Bits relu_output) {
 // long (EPYC).
 inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
   uint8_t flags[kBlock];
-  for (int64_t i = 0; i < kBlock; ++i) flags[i] = gradient_passes(out[i]) ? 0xff : 0;
+  for (int64_t i = 0; i < kBlock; ++i) flags[i] = mask_bit(out[i]) ? 0xff : 0;
   constexpr int64_t kBytes = sizeof(__m128i);
   uint64_t mask = 0;
   for (int64_t i = 0; i < kBlock; i += kBytes) {
@@ -75,7 +76,7 @@ inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
 }
 #endif
 
-// Returns the mask of a block of relu's output: bit i is 1 if the gradient of element i passes.
+// Returns the mask of a block of relu's output: bit i is element i's.
 template <typename Bits>
 uint64_t mask_of_block(const Bits* out) {
 #ifdef __SSE2__
@@ -92,7 +93,7 @@ uint64_t mask_of_block(const Bits* out) {
 #pragma GCC unroll 4
 #endif
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      word |= kBitOfLane<Bits>[lane] & ones_if<Bits>(gradient_passes(out[i + lane]));
+      word |= kBitOfLane<Bits>[lane] & ones_if<Bits>(mask_bit(out[i + lane]));
     }
     words[i / kLanes] = word;
   }

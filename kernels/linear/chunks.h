@@ -1,8 +1,9 @@
 // Chunks of rows: how a GEMM limits its workspace for every M.
 //
-// The workspace of a GEMM for float32 holds the split x. At `highest` that takes 4 bytes an
-// element, so the workspace would be as large as x itself. The GEMM is therefore launched for one
-// chunk of rows of x after the other. All chunks use the same workspace, of at most 254 MiB:
+// The workspace of a GEMM for float32 holds x as fp16 numbers: hi and lo of each element at
+// `highest`, hi alone at `high` (split/split.cuh). At `highest` the workspace would be as large as
+// x itself. The GEMM is therefore launched for one chunk of rows of x after the other. All chunks
+// use the same workspace, of at most 254 MiB:
 //
 //   x [m, k]         out [m, n]
 //   rows 0 .. r-1    rows 0 .. r-1    chunk 0: split x, multiply

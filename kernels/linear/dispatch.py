@@ -130,21 +130,12 @@ def linear_slow_path(
         operator: our operator, in the namespace of this build.
         stable_operator: the same operator in the stable namespace, for programs that are saved.
     """
-    linear = module.linear
-    ignored_modes = DEVICE_MODE_PREFIXES + TRACER_MODE_PREFIXES
-    # The FX tracer, whose x is a proxy, would record the reads of the parameters. So x is checked
-    # before they are read.
-    if (
-        not is_plain_linear(linear)
-        or not is_exact_as_float(module.divisor)
-        or is_intercepted(x, ignored_modes=ignored_modes)
-    ):
+    if not _may_call_operator(module, x):
         return _reference_forward(module, x)
+    linear = module.linear
     weight = linear.weight
     bias = linear.bias
     operands = [x, weight] if bias is None else [x, weight, bias]
-    if is_intercepted(*operands, ignored_modes=ignored_modes):
-        return _reference_forward(module, x)
     if all(is_plain_or_fake(operand) for operand in operands):
         if torch.compiler.is_exporting():
             operator = stable_operator
@@ -154,6 +145,20 @@ def linear_slow_path(
         if placements is not None:
             return _linear_of_dtensors(x, linear, module.divisor, placements, operator)
     return _reference_forward(module, x)
+
+
+def _may_call_operator(module: nn.Module, x: object) -> bool:
+    """Return whether no other code has to see torch's calls in the module's forward."""
+    linear = module.linear
+    ignored_modes = DEVICE_MODE_PREFIXES + TRACER_MODE_PREFIXES
+    # The FX tracer, whose x is a proxy, would record the reads of the parameters. So x is checked
+    # before they are read.
+    return (
+        is_plain_linear(linear)
+        and is_exact_as_float(module.divisor)
+        and not is_intercepted(x, ignored_modes=ignored_modes)
+        and not is_intercepted(linear.weight, linear.bias, ignored_modes=ignored_modes)
+    )
 
 
 def linear_in_graph(

@@ -28,14 +28,15 @@ class CounterFinder:
         if name != COUNTER:
             return None
         spec = PathFinder.find_spec(name, path)
-        if spec is not None:
-            execute = spec.loader.exec_module
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
 
-            def execute_and_register(module: ModuleType) -> None:
-                execute(module)
-                _register(self.namespaces)
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            _register(self.namespaces)
 
-            spec.loader.exec_module = execute_and_register
+        spec.loader.exec_module = execute_and_register
         return spec
 
 

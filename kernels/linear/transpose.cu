@@ -50,58 +50,82 @@ struct TransposeConfig {
   static_assert(kTile % kSegmentsAtOnce == 0, "all threads move equally many segments of a tile");
 };
 
+// A tile in shared memory: [column][row] of `target`.
+using SharedTile = float[TransposeConfig::kTile][TransposeConfig::kPitch];
+
+// The part of a tile that a thread moves: kVector elements, from `place` on, of every
+// kSegmentsAtOnce-th segment, from first_segment on.
+struct Share {
+  int place;
+  int first_segment;
+
+  __device__ Share()
+      : place(threadIdx.x % TransposeConfig::kThreadsPerSegment * TransposeConfig::kVector),
+        first_segment(threadIdx.x / TransposeConfig::kThreadsPerSegment) {}
+};
+
+// Reads the tile that begins at this row and column of `target`, along the rows of `source`, which
+// are columns of `target`.
+__device__ __forceinline__ void read_tile(const Transposition& t, int64_t first_row,
+                                          int64_t first_column, const Share& share,
+                                          SharedTile& tile) {
+  constexpr int kVector = TransposeConfig::kVector;
+  const bool is_aligned = has_aligned_rows(t.source, sizeof(float) * t.source_stride);
+#pragma unroll
+  for (int segment = share.first_segment; segment < TransposeConfig::kTile;
+       segment += TransposeConfig::kSegmentsAtOnce) {
+    const int64_t column = first_column + segment;
+    const int64_t row = first_row + share.place;
+    float v[kVector] = {};
+    if (column < t.columns) {
+      load_floats(v, t.source + column * t.source_stride + row, /*i=*/0, t.rows - row, is_aligned);
+    }
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) tile[segment][share.place + j] = v[j];
+  }
+}
+
+// Writes the tile along the rows of `target`.
+__device__ __forceinline__ void write_tile(const Transposition& t, int64_t first_row,
+                                           int64_t first_column, const Share& share,
+                                           const SharedTile& tile) {
+  constexpr int kVector = TransposeConfig::kVector;
+  const bool is_aligned = has_aligned_rows(t.target, sizeof(float) * t.target_stride);
+#pragma unroll
+  for (int segment = share.first_segment; segment < TransposeConfig::kTile;
+       segment += TransposeConfig::kSegmentsAtOnce) {
+    const int64_t row = first_row + segment;
+    const int64_t column = first_column + share.place;
+    if (row >= t.rows) continue;
+    float v[kVector];
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) v[j] = tile[share.place + j][segment];
+    // The number of elements that the row has from `column` on. Past the end of the row it is 0 or
+    // less.
+    const int64_t count = t.columns - column;
+    store_four(t.target + row * t.target_stride + column, v, count, is_aligned && count >= kVector);
+  }
+}
+
 // Makes the copy. If is_needed is not null and points to a 0, it makes none: an earlier kernel has
 // found that the copy is not needed. A block handles tiles that are gridDim.x apart.
 __global__ void __launch_bounds__(TransposeConfig::kThreads)
     transpose_kernel(const __grid_constant__ Transposition t, const unsigned* is_needed) {
   constexpr int kTile = TransposeConfig::kTile;
-  constexpr int kVector = TransposeConfig::kVector;
-  constexpr int kSegmentsAtOnce = TransposeConfig::kSegmentsAtOnce;
-  __shared__ float tile[kTile][TransposeConfig::kPitch];  // [column][row] of `target`
+  __shared__ SharedTile tile;
   start_next_kernel();
   wait_for_previous_kernel();  // which writes *is_needed
   if (is_needed != nullptr && *is_needed == 0) return;
 
-  const bool source_is_aligned = has_aligned_rows(t.source, sizeof(float) * t.source_stride);
-  const bool target_is_aligned = has_aligned_rows(t.target, sizeof(float) * t.target_stride);
   const int64_t row_tiles = divide_up(t.rows, kTile);
   const int64_t tiles = row_tiles * divide_up(t.columns, kTile);
-  // The thread moves kVector elements, from `place` on, of every kSegmentsAtOnce-th segment.
-  const int place = threadIdx.x % TransposeConfig::kThreadsPerSegment * kVector;
-  const int first_segment = threadIdx.x / TransposeConfig::kThreadsPerSegment;
-
+  const Share share;
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t first_row = index % row_tiles * kTile;
     const int64_t first_column = index / row_tiles * kTile;
-    // Read along the rows of `source`, which are columns of `target`.
-#pragma unroll
-    for (int segment = first_segment; segment < kTile; segment += kSegmentsAtOnce) {
-      const int64_t column = first_column + segment;
-      const int64_t row = first_row + place;
-      float v[kVector] = {};
-      if (column < t.columns) {
-        load_floats(v, t.source + column * t.source_stride + row, /*i=*/0, t.rows - row,
-                    source_is_aligned);
-      }
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) tile[segment][place + j] = v[j];
-    }
+    read_tile(t, first_row, first_column, share, tile);
     __syncthreads();
-    // Write along the rows of `target`.
-#pragma unroll
-    for (int segment = first_segment; segment < kTile; segment += kSegmentsAtOnce) {
-      const int64_t row = first_row + segment;
-      const int64_t column = first_column + place;
-      if (row >= t.rows) continue;
-      float v[kVector];
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) v[j] = tile[place + j][segment];
-      // The number of elements that the row has from `column` on. Past the end of the row it is 0
-      // or less.
-      const int64_t count = t.columns - column;
-      store_four(t.target + row * t.target_stride + column, v, count,
-                 target_is_aligned && count >= kVector);
-    }
+    write_tile(t, first_row, first_column, share, tile);
     __syncthreads();  // all threads have read the tile that the next one replaces
   }
 }

@@ -40,55 +40,58 @@ __device__ inline int64_t strided_offset(const GradientLayout& layout, uint32_t 
   return offset + i * layout.strides[layout.dimensions - 1];
 }
 
-// Returns whether the gradient of element i passes.
-__device__ inline bool gradient_passes(const uint8_t* mask, uint32_t i) {
-  return (mask[i / 8] >> (i % 8)) & 1;
-}
-
-// Computes grad_input[i]. Reads the gradient only where it passes: a typical mask saves half of the
-// scattered reads.
+// The arrays of relu_backward_strided_kernel. Elements are handled as unsigned integers of their
+// size, Bits.
 template <typename Bits>
-__device__ void select_one(const Bits* grad_output, const GradientLayout& layout,
-                           const uint8_t* mask, Bits* grad_input, uint32_t n, uint32_t i) {
-  if (i >= n) return;
-  grad_input[i] = gradient_passes(mask, i) ? grad_output[strided_offset(layout, i)] : Bits{0};
-}
+struct StridedBackward {
+  const Bits* grad_output;
+  const GradientLayout& layout;  // of grad_output
+  const uint8_t* mask;
+  Bits* grad_input;  // [n], dense
+  uint32_t n;
 
-// Computes kElements elements of grad_input, kThreads apart, from `first` on. All are loaded before
-// any is stored, so that the loads overlap. Past the end, the last element is loaded again, and
-// nothing is stored.
-template <typename Bits>
-__device__ void select_several(const Bits* grad_output, const GradientLayout& layout,
-                               const uint8_t* mask, Bits* grad_input, uint32_t n, uint32_t first) {
-  constexpr int kElements = StridedConfig::kElements;
-  Bits v[kElements];
-  bool passes[kElements];
+  // Returns whether the gradient of element i passes.
+  __device__ bool passes(uint32_t i) const { return (mask[i / 8] >> (i % 8)) & 1; }
+
+  // Loads the gradient of element i.
+  __device__ Bits load_gradient(uint32_t i) const { return grad_output[strided_offset(layout, i)]; }
+
+  // Computes grad_input[i]. Reads the gradient only where it passes: a typical mask saves half of
+  // the scattered reads.
+  __device__ void select_one(uint32_t i) const {
+    if (i >= n) return;
+    grad_input[i] = passes(i) ? load_gradient(i) : Bits{0};
+  }
+
+  // Computes kElements elements of grad_input, kThreads apart, from `first` on. All are loaded
+  // before any is stored, so that the loads overlap. Past the end, the last element is loaded
+  // again, and nothing is stored.
+  __device__ void select_several(uint32_t first) const {
+    constexpr int kElements = StridedConfig::kElements;
+    Bits gradient[kElements];
+    bool gradient_passes[kElements];
 #pragma unroll
-  for (int u = 0; u < kElements; ++u) {
-    const uint32_t i = min(first + u * StridedConfig::kThreads, n - 1);
-    v[u] = grad_output[strided_offset(layout, i)];
-    passes[u] = gradient_passes(mask, i);
-  }
+    for (int u = 0; u < kElements; ++u) {
+      const uint32_t i = min(first + u * StridedConfig::kThreads, n - 1);
+      gradient[u] = load_gradient(i);
+      gradient_passes[u] = passes(i);
+    }
 #pragma unroll
-  for (int u = 0; u < kElements; ++u) {
-    const uint32_t i = first + u * StridedConfig::kThreads;
-    if (i < n) grad_input[i] = passes[u] ? v[u] : Bits{0};
+    for (int u = 0; u < kElements; ++u) {
+      const uint32_t i = first + u * StridedConfig::kThreads;
+      if (i < n) grad_input[i] = gradient_passes[u] ? gradient[u] : Bits{0};
+    }
   }
-}
 
-// Computes the elements of a thread, 1 or kElements, as unsigned integers of their size.
-template <typename Bits>
-__device__ void select_elements(const void* grad_output, const GradientLayout& layout,
-                                const uint8_t* mask, void* grad_input, uint32_t n,
-                                int elements_of_thread, uint32_t first) {
-  const auto source = static_cast<const Bits*>(grad_output);
-  const auto target = static_cast<Bits*>(grad_input);
-  if (elements_of_thread == 1) {
-    select_one(source, layout, mask, target, n, first);
-  } else {
-    select_several(source, layout, mask, target, n, first);
+  // Computes the elements of a thread, 1 or kElements, of which `first` is the first.
+  __device__ void select_elements(uint32_t first, int elements_of_thread) const {
+    if (elements_of_thread == 1) {
+      select_one(first);
+    } else {
+      select_several(first);
+    }
   }
-}
+};
 
 // Backward for a gradient with arbitrary strides, at any address. grad_input [n] is dense. Each
 // thread handles `elements_of_thread` elements, 1 or kElements. An element has 2, 4 or 8 bytes. n
@@ -99,12 +102,18 @@ __global__ void __launch_bounds__(StridedConfig::kThreads)
                                  void* grad_input, uint32_t n, int elements_of_thread,
                                  int element_bytes) {
   const uint32_t first = blockIdx.x * (StridedConfig::kThreads * elements_of_thread) + threadIdx.x;
+  const auto select = [&](auto zero) {
+    using Bits = decltype(zero);
+    const StridedBackward<Bits> work{static_cast<const Bits*>(grad_output), layout, mask,
+                                     static_cast<Bits*>(grad_input), n};
+    work.select_elements(first, elements_of_thread);
+  };
   if (element_bytes == 2) {
-    select_elements<uint16_t>(grad_output, layout, mask, grad_input, n, elements_of_thread, first);
+    select(uint16_t{});
   } else if (element_bytes == 4) {
-    select_elements<uint32_t>(grad_output, layout, mask, grad_input, n, elements_of_thread, first);
+    select(uint32_t{});
   } else {
-    select_elements<uint64_t>(grad_output, layout, mask, grad_input, n, elements_of_thread, first);
+    select(uint64_t{});
   }
 }
 

@@ -79,19 +79,19 @@ int choose_config(int64_t n, const Body& body) {
 template <typename Config, int kSize>
 struct ThreadElements {
   using Index = typename Config::Index;
-  static constexpr int kStride = Config::kThreads * kSize;   // elements between vectors
-  static constexpr int kBlock = kStride * Config::kVectors;  // elements of a block
-  const Index block_first = static_cast<Index>(blockIdx.x) * kBlock;
+  static constexpr int kStride = Config::kThreads * kSize;  // elements between vectors
+  static constexpr int kBlockElements = kStride * Config::kVectors;
+  const Index block_first = static_cast<Index>(blockIdx.x) * kBlockElements;
   const Index first = block_first + threadIdx.x * kSize;
 
   // Returns whether all vectors of all threads of the block exist, as in each block but the last.
-  __device__ bool block_is_full(Index n) const { return block_first + kBlock <= n; }
+  __device__ bool block_is_full(Index n) const { return block_first + kBlockElements <= n; }
 };
 
 // Returns the number of blocks that n elements of type T need.
 template <typename T, typename Config>
 int count_blocks(int64_t n) {
-  return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlock);
+  return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlockElements);
 }
 
 }  // namespace kernels::relu

@@ -68,7 +68,7 @@ class Product:
 
 # For each operation and setting: a limit, and two sizes (M, N, K), one on each side of it, the
 # first for our kernel. For the two, choose_path returns different paths on an H200.
-# tests/test_benchmark_paths.py checks this.
+# tests/benchmark/test_benchmark_paths.py checks this.
 #
 # A comment of a group has the inequality of choose_path.h that the first size of a pair satisfies
 # and the second does not. A comment of a pair has its left side for both sizes. A limit without an

@@ -1,4 +1,7 @@
-"""One forward of the solution beside the reference's: `check_case`."""
+"""One forward of the solution beside the reference's: `check_case`.
+
+`comparison/__init__` has a picture of the classes that judge the result.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -95,7 +95,7 @@ def _make_room(grading: Grading) -> None:
     """Free the memory that forwards needed, for training steps."""
     resources = grading.resources
     grading.forget_round()
-    resources.eager.prepare_yardsticks(tuple(only_compiled(resources.eager.yardsticks)))
+    resources.eager.keep_yardsticks(tuple(only_compiled(resources.eager.yardsticks)))
     eager_contestants = [process.contestant for process in resources.eager.members]
     for contestant in (grading.solution, *eager_contestants):
         resources.free_all_unused(contestant)

@@ -1,4 +1,7 @@
-"""The import of the solution's file, which must define the solution's class."""
+"""The import of the solution's file, which must define the solution's class.
+
+Meanwhile, if torch.compile is timed, eager's process imports the compiler.
+"""
 
 import base64
 import math
@@ -9,6 +12,8 @@ from referee.grading import Grading
 def import_file(grading: Grading) -> None:
     """Have the solution's process import the file; keep how long that took."""
     grading.progress("importing")
+    if grading.options.compiled:
+        grading.resources.eager.warm_compiler()
     reference_file = grading.problem.file
     reply = grading.solution.ask(
         "import_file",

@@ -8,7 +8,8 @@ A round is:
        Each process goes on, calls, replies and is stopped; `contestant` describes the clock.
     3. After the solution's turn its whole results are compared, and its inputs and parameters.
 
-Short calls share a request: each has inputs and a result of its own.
+Short calls share a request: each has inputs and a result of its own. `comparison/__init__` has a
+picture of the classes that judge a result; here it begins at `Requirements`.
 """
 
 from time import sleep
@@ -44,8 +45,7 @@ from referee.rounds.turns import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.times.gain import TimesOfSetting
-from referee.times.timing import Timings
+from referee.times.timings import TimesOfSetting, Timings
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
@@ -63,16 +63,16 @@ def time_forwards(grading: Grading) -> None:
     timings = _start_timings(grading, timed_calls)
     if problem.gives_memory_back:
         sleep(SECONDS_TO_SETTLE)
-    rounds = _ForwardRounds(grading, timed_calls, plan.call_count)
-    rounds.time_empty_requests()
-    for samples in timed_rounds(grading, rounds.run_round, "the forward"):
-        rounds.samples.add(samples)
-        _set_times(timings, rounds.samples)
+    runner = _ForwardRunner(grading, timed_calls, plan.call_count)
+    runner.time_empty_requests()
+    for samples in timed_rounds(grading, runner.run_round, "the forward"):
+        runner.samples.add(samples)
+        _set_times(timings, runner.samples)
     for timed_call in timed_calls:
         resources.free_results(timed_call.contestant)
     timings.floor = problem.floor_seconds(timings)
-    note_clock(grading, rounds.samples, wait_count=1)
-    check_eager_speed(grading, plan, rounds.samples)
+    note_clock(grading, runner.samples)
+    check_eager_speed(grading, plan, runner.samples)
 
 
 def _prepare_eager(grading: Grading) -> None:
@@ -123,7 +123,7 @@ class DrawnRound(NamedTuple):
     eager_results: list[list[torch.Tensor]]
 
 
-class _ForwardRounds:
+class _ForwardRunner:
     """Runs the rounds of forwards.
 
     Args:

@@ -46,7 +46,7 @@ from referee.rounds.turns import (
     timed_rounds,
     write_state_for_all,
 )
-from referee.times.timing import StepTimings, Timings
+from referee.times.timings import StepTimings, Timings
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 
@@ -76,34 +76,33 @@ def time_training_steps(grading: Grading) -> None:
     try:
         _time_rounds(grading)
     except ChangingShapeError:  # draws before this one had equal shapes by chance
-        grading.findings.times.training_step = None
+        grading.findings.times.steps = None
         note = "the training step is not timed: shapes of its results depend on the inputs' values"
         grading.verdict.notes.append(note)
     except (NoRoomError, torch.OutOfMemoryError, EagerOutOfMemoryError):
-        grading.findings.times.training_step = None
+        grading.findings.times.steps = None
         grading.verdict.notes.append("no memory for the training step")
     except RaisedError as error:  # in the solution's process
         if not error.is_lack_of_memory:
             raise
-        grading.findings.times.training_step = None
+        grading.findings.times.steps = None
         grading.verdict.notes.append(OUT_OF_MEMORY)
 
 
 def _time_rounds(grading: Grading) -> None:
-    """Time training steps; set `grading.findings.times.training_step`."""
+    """Time training steps; set `grading.findings.times.steps`."""
     resources = grading.resources
     timed_calls = timed_calls_of(grading, only_compiled(resources.eager.yardsticks))
     step = _start_step(grading, timed_calls)
     # With this many steps, a request lasts about as long as one of forwards.
     step_count = math.ceil(plan_of(resources).call_count / FORWARDS_OF_A_STEP)
-    rounds = _StepRounds(grading, timed_calls, step_count)
-    rounds.prepare()
-    for samples in timed_rounds(grading, rounds.run_round, "the training step"):
-        rounds.samples.add(samples)
-        rounds.samples.set_times(step)
-    wait_count = 2 * step_count  # a GPU waits before each half of a step
-    note_clock(grading, rounds.samples.whole_steps, wait_count)
-    for quantity in rounds.quantities:
+    runner = _StepRunner(grading, timed_calls, step_count)
+    runner.prepare()
+    for samples in timed_rounds(grading, runner.run_round, "the training step"):
+        runner.samples.add(samples)
+        runner.samples.set_times(step)
+    note_clock(grading, runner.samples.whole_steps)
+    for quantity in runner.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
 
@@ -115,11 +114,11 @@ def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
     for half in (forward, backward):
         half.start(timed_call.name for timed_call in timed_calls)
-    grading.findings.times.training_step = StepTimings(forward, backward)
-    return grading.findings.times.training_step
+    grading.findings.times.steps = StepTimings(forward, backward)
+    return grading.findings.times.steps
 
 
-class _StepRounds:
+class _StepRunner:
     """Runs the rounds of training steps.
 
     Args:
@@ -147,7 +146,7 @@ class _StepRounds:
     def prepare(self) -> None:
         """Count the bytes that autograd keeps and time some empty requests."""
         _draw_round(self._grading, self._step_count)
-        self._grading.findings.times.training_step.kept = count_kept_bytes(self._grading)
+        self._grading.findings.times.steps.kept = count_kept_bytes(self._grading)
         check_intact(self._grading, "a forward whose kept bytes are counted")
         for _ in range(EMPTY_REQUESTS):
             timed = time_steps(self._grading, self._nothing, self._step_count)

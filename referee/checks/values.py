@@ -9,7 +9,7 @@ from referee.call_names import MODULE
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_results, read_result
-from referee.comparison.accuracy import Errors, accuracy_class
+from referee.comparison.accuracy import ErrorSizes, accuracy_class
 from referee.comparison.case import Case
 from referee.comparison.reference_tensor import Comparison
 from referee.contestants.descriptions import ResultIndex
@@ -42,7 +42,7 @@ class ComparedForwards:
         have_eagers_bits: whether all results equal eager's.
     """
 
-    last_errors: Errors = field(default_factory=Errors)
+    last_errors: ErrorSizes = field(default_factory=ErrorSizes)
     largest_relative_error: float = 0.0
     have_eagers_bits: bool = True
 

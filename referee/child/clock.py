@@ -15,7 +15,7 @@ import torch
 #
 # A slow host may launch calls too late all the same, see `two_clocks.Sample.lateness`. A longer
 # wait would prevent that, but a solution could hide more work in it: work on another stream that
-# runs during the wait counts as overhead, too. `rounds/samples` takes account of it.
+# runs during the wait counts as overhead, too.
 WAIT_CYCLES = 250_000
 
 

@@ -39,7 +39,8 @@ def start(descriptor: int) -> None:
         {"device": "cpu",          where the contestant computes
          "role": "solution",       or "eager"
          "most_bytes": 1000000,    limit of a solution's memory
-         "walls": true}            whether it gets a PID namespace of its own
+         "walls": true,            whether it gets a PID namespace of its own
+         "builds": "/tmp/abc"}     where it builds extensions; "" for the user's usual folder
         descriptors: requests, replies, shared memory, output
 
     The reply is the text "PID INIT_PID", see `namespaces.fork`. The referee, which is a subreaper,
@@ -78,6 +79,8 @@ def _become_contestant(
     os.close(output)
     prctl.die_with_parent()  # the parent is the referee
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if settings["builds"]:
+        os.environ["TORCH_EXTENSIONS_DIR"] = settings["builds"]
     if settings["role"] == Role.SOLUTION:
         _limit_solution(settings["most_bytes"])
     device = torch.device(settings["device"])

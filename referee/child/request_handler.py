@@ -4,7 +4,8 @@
     run_forwards, run_steps                          call it, or a yardstick, and time the calls
     run_checked_forward, run_checked_step            call it once, in memory full of NaN
     is_finite, count_saved_bytes                     call it to find something out
-    prepare_yardsticks                               makes yardsticks
+    warm_compiler                                    imports torch.compile's compiler
+    prepare_yardsticks, keep_yardsticks              make yardsticks; free those of no more use
     map_pages                                        maps the shared memory again
     copy_results                                     copies kept results once more
     describe_buffers                                 tells where buffers are
@@ -22,7 +23,7 @@ import gc
 import random
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import torch
 
@@ -36,7 +37,7 @@ from referee.child.nan_memory import (
     set_malloc_threshold,
 )
 from referee.child.probes import count_saved_bytes, has_finite_results
-from referee.child.yardsticks import YardstickMaker
+from referee.child.yardsticks import YardstickMaker, warm_compiler
 from referee.contestants.autograd import sources_of, with_gradient_leaves
 from referee.contestants.execute import execute
 from referee.contestants.mapping import Mapping
@@ -277,6 +278,11 @@ class RequestHandler:
         """Return the "bytes" that a forward on the first of the inputs saves for its backward."""
         return {"bytes": count_saved_bytes(self._held.module, self._mapping.tensors(inputs[0]))}
 
+    def warm_compiler(self) -> None:
+        """Have torch.compile make its first program, which takes seconds longer than later ones."""
+        with suppress(Exception):  # the yardstick then has a note on it
+            warm_compiler(self._device)
+
     def prepare_yardsticks(
         self, names: list[str], inputs: list[dict], copied_bytes: int, yardstick_file: list[str]
     ) -> dict:
@@ -299,3 +305,7 @@ class RequestHandler:
         maker = YardstickMaker(self._held.module, arguments, copied_bytes, problems_yardsticks)
         self._yardsticks, notes = maker.make_all(names)
         return {"names": list(self._yardsticks), "notes": notes}
+
+    def keep_yardsticks(self, names: list[str]) -> None:
+        """Free all yardsticks but those with these names."""
+        self._yardsticks = {name: self._yardsticks[name] for name in names}

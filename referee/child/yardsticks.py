@@ -49,7 +49,8 @@ class YardstickMaker:
     def _make(self, name: str) -> Callables:
         """Return what is called for a yardstick, by name; nothing if it does not support the dtype.
 
-        A compiled or a problem's own yardstick is called once, and then compiles nothing more.
+        A compiled or a problem's own yardstick is called once, without autograd, as in timed
+        forwards. There it compiles nothing more.
 
         Args:
             name: a constant of `referee.call_names`, or a name that `problems_yardsticks` knows.
@@ -62,12 +63,18 @@ class YardstickMaker:
             function = self.problems_yardsticks.yardstick(name, self.module, self.inputs)
         if function is None:
             return {}
-        function(*self.inputs)
+        with torch.no_grad():
+            function(*self.inputs)
         return {name: function}
 
 
-def _compile(module: nn.Module) -> Callable[..., object]:
-    """Return eager's module under torch.compile, which compiles when it is first called."""
+def warm_compiler(device: torch.device) -> None:
+    """Have torch.compile make a small program."""
+    _compile(torch.relu)(torch.ones(8, device=device))
+
+
+def _compile(module: Callable) -> Callable[..., object]:
+    """Return a module under torch.compile, which compiles when it is first called."""
     # Without the reset, torch.compile would make one program for all shapes at the second shape
     # and fall back to eager after the eighth.
     torch.compiler.reset()

@@ -7,19 +7,21 @@ Names of tensors in these modules:
     exact       the reference's in float64
     expected    the right values in float64: exact ones, or eager's where there are none
 
-How far a timed result may be off follows from the reference's result for one draw of inputs, the
-budget draw:
+How far off a result may be follows from the reference's result for one draw of inputs, the budget
+draw. From top to bottom, each is made from the one above it:
 
-    ReferenceTensor        one result of the reference for the budget draw
-      |
+    ReferenceTensor        one result of the reference for the budget draw. `compare` judges a
+      |                    solution's result for that draw: `checks.forward` calls it
     ReferenceValues        its values: eager, and exact if there is a result in float64
       |                    how far off is eager?
-    Errors                 eager's largest error, its mean error, the size of the result
+    ErrorSizes             eager's largest error, its mean error, the size of the result
       |                    times the factors for the dtype, see `budget._Leniency`
-    Budget                 how far off an element may be, and the mean; `Limits` holds both, and
-      |                    `ReferenceTensor.compare` judges a result for the budget draw by them
-      |                    larger, because eager is off itself
-    OtherDraws             judges a result for other inputs by its distance from eager's
-      |                    `RoundedOtherwise` yields results that may excuse wrong elements
+    Budget                 how far off an element may be, and the mean; `Limits` holds it and the
+      |                    errors. For other draws it is larger, because eager is off itself
+    OtherDraws             `find_mistake` judges a result for other inputs by its distance from
+      |                    eager's: `checks.timed_forwards` calls it
     Requirements           what stays when the values are freed: `Limits`, `OtherDraws`, the form
+
+Both may excuse wrong elements: `RoundedOtherwise` yields the reference's results with other
+roundings, see `second_look`.
 """

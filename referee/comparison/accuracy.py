@@ -26,8 +26,8 @@ MAX_SAMPLED = 1 << 18  # elements from which the typical error is taken
 
 
 @dataclass(frozen=True)
-class Errors:
-    """The errors of a result, and the magnitudes of the expected values, over all elements.
+class ErrorSizes:
+    """How large the errors of a result and its expected values are, over all elements.
 
     Attributes:
         largest: the largest error.
@@ -79,7 +79,7 @@ class ErrorSums:
         self._squared_errors += error.square_().sum().item()
         self._squared_magnitudes += magnitude.square_().sum().item()
 
-    def over(self, count: int) -> Errors:
+    def over(self, count: int) -> ErrorSizes:
         """Return the errors of a result that has `count` elements."""
         if self._squared_magnitudes:
             relative = math.sqrt(self._squared_errors / self._squared_magnitudes)
@@ -88,7 +88,7 @@ class ErrorSums:
         else:
             relative = 0.0
         count = max(count, 1)
-        return Errors(
+        return ErrorSizes(
             largest=self._largest_error,
             mean=self._sum_of_errors / count,
             relative=relative,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from referee.comparison.accuracy import CLASSES, Errors
+from referee.comparison.accuracy import CLASSES, ErrorSizes
 
 FACTOR = 32
 ROUNDINGS = 8  # of the result; allowed even where eager's result is exact
@@ -65,7 +65,7 @@ class Budget:
         """
         return replace(self, atol=growth * self.atol, mean_limit=growth_of_mean * self.mean_limit)
 
-    def of_distance_from_eager(self, reference: Errors, count: int) -> "Budget":
+    def of_distance_from_eager(self, reference: ErrorSizes, count: int) -> "Budget":
         """Return the budget of a result's distance from eager's in another draw.
 
         Eager's result is off itself. If both results are within their limits, their mean distance
@@ -117,7 +117,7 @@ class _Leniency:
         """How much further each element may be off, relative to its magnitude."""
         return max(self.roundings * self.eps, DEVIATIONS * self.sum_deviation)
 
-    def mean_limit_for(self, reference: Errors) -> float:
+    def mean_limit_for(self, reference: ErrorSizes) -> float:
         """Return the largest mean error."""
         from_roundings = self.roundings * self.eps * reference.mean_magnitude
         from_error = self.factor * reference.mean + from_roundings
@@ -125,7 +125,7 @@ class _Leniency:
         return max(from_error, from_plain_sum)
 
 
-def budget_from_errors(reference: Errors, dtype: torch.dtype, terms: int) -> Budget:
+def budget_from_errors(reference: ErrorSizes, dtype: torch.dtype, terms: int) -> Budget:
     """Return the error budget of a result whose float64 result is known.
 
     Args:
@@ -141,7 +141,7 @@ def budget_from_errors(reference: Errors, dtype: torch.dtype, terms: int) -> Bud
     )
 
 
-def typical_limit(typical: float, reference: Errors, dtype: torch.dtype, terms: int) -> float:
+def typical_limit(typical: float, reference: ErrorSizes, dtype: torch.dtype, terms: int) -> float:
     """Return the largest typical error of a result, relative to its elements' typical size.
 
     It is the budget's limit for an element of typical size, with eager's typical error in place of
@@ -164,7 +164,7 @@ def budget_without_float64(dtype: torch.dtype) -> Budget:
     return Budget(atol=tolerance, rtol=tolerance)
 
 
-def _leniency(reference: Errors, dtype: torch.dtype, terms: int) -> _Leniency:
+def _leniency(reference: ErrorSizes, dtype: torch.dtype, terms: int) -> _Leniency:
     """Return how lenient the budget is; the arguments are those of `budget_from_errors`."""
     eps = torch.finfo(dtype).eps
     if reference.relative > CLASSES["float32-grade"]:

@@ -13,10 +13,6 @@ class Case:
         name: the case in messages. The part before the first comma is the kind of the inputs, by
             which the report lists the inputs that a solution refuses.
         inputs: the arguments of the forward.
-        arguments: the constructor's arguments of a new module; None for the previous case's module.
-        state: values for the module's parameters and buffers; None to keep the present ones,
-            "other" to draw new ones.
-        setting: the precision of float32 products, as in `Problem.settings`.
         required: whether the solution must take the inputs; otherwise it may raise.
         fill_new_tensors: whether torch fills new tensors with NaN during the forward.
         may_differ: whether the solution may compute another function of these inputs, because it
@@ -25,9 +21,22 @@ class Case:
 
     name: str
     inputs: list
-    arguments: list | None = None
-    state: list[torch.Tensor] | str | None = None
-    setting: str = ""
     required: bool = True
     fill_new_tensors: bool = False
     may_differ: bool = False
+
+
+@dataclass
+class OwnCase(Case):
+    """One of a problem's own small cases, which also says what precedes the forward.
+
+    Attributes:
+        arguments: the constructor's arguments of a new module; None for the previous case's module.
+        state: values for the module's parameters and buffers; None to keep the present ones,
+            "other" to draw new ones.
+        setting: the precision of float32 products, as in `Problem.settings`.
+    """
+
+    arguments: list | None = None
+    state: list[torch.Tensor] | str | None = None
+    setting: str = ""

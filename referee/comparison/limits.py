@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from referee.comparison.accuracy import Errors, typical_error
+from referee.comparison.accuracy import ErrorSizes, typical_error
 from referee.comparison.budget import (
     Budget,
     budget_from_errors,
@@ -28,7 +28,7 @@ class Limits:
     """
 
     budget: Budget
-    reference_errors: Errors = field(default_factory=Errors)
+    reference_errors: ErrorSizes = field(default_factory=ErrorSizes)
     typical_limit: float = math.inf
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from referee.comparison.accuracy import Errors, element_errors, mean_and_root_mean_square
+from referee.comparison.accuracy import ErrorSizes, element_errors, mean_and_root_mean_square
 from referee.comparison.budget import Budget
 from referee.comparison.compare import blocks, first_mismatch, flat_reals
 from referee.comparison.mistakes import describe_mean_error, describe_wrong
@@ -41,7 +41,9 @@ class OtherDraws:
         budget: as in the arguments.
     """
 
-    def __init__(self, budget: Budget, reference_errors: Errors, must_equal_eager: bool) -> None:
+    def __init__(
+        self, budget: Budget, reference_errors: ErrorSizes, must_equal_eager: bool
+    ) -> None:
         self.budget = budget
         self._reference_errors = reference_errors
         self._must_equal_eager = must_equal_eager

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from referee.comparison.accuracy import Errors, ErrorSums, count_true, element_errors
+from referee.comparison.accuracy import ErrorSizes, ErrorSums, count_true, element_errors
 from referee.comparison.budget import Budget
 from referee.comparison.compare import (
     blocks,
@@ -40,7 +40,7 @@ class Comparison:
     """
 
     mistake: str | None
-    errors: Errors
+    errors: ErrorSizes
     has_eagers_bits: bool
     is_gross: bool
     wrong: torch.Tensor
@@ -163,7 +163,7 @@ class ReferenceTensor:
         )
 
     def _describe_mistake(
-        self, wrong: torch.Tensor, got: torch.Tensor, errors: Errors
+        self, wrong: torch.Tensor, got: torch.Tensor, errors: ErrorSizes
     ) -> str | None:
         """Return what is wrong with a result, in words; None if nothing is.
 
@@ -197,7 +197,7 @@ class ReferenceTensor:
         values = describe_values(got[first], expected)
         return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {index}: {values}"
 
-    def _is_as_accurate_as_eager(self, errors: Errors) -> bool:
+    def _is_as_accurate_as_eager(self, errors: ErrorSizes) -> bool:
         """Return whether a result's errors are as small as eager's, except for chance."""
         eager_errors = self._limits.reference_errors
         is_max_small = errors.largest <= CHANCE_OF_MAX * eager_errors.largest

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from referee.comparison.accuracy import Errors, ErrorSums, element_errors
+from referee.comparison.accuracy import ErrorSizes, ErrorSums, element_errors
 from referee.comparison.compare import blocks
 
 
@@ -32,7 +32,7 @@ class ReferenceValues:
         are_both_finite = eager.isfinite() & exact.isfinite()
         return torch.where(are_both_finite, exact, eager)
 
-    def errors_of(self, result: torch.Tensor) -> Errors:
+    def errors_of(self, result: torch.Tensor) -> ErrorSizes:
         """Return how far off another flat result of the reference is."""
         sums = ErrorSums()
         for block in blocks(len(self.eager)):

@@ -105,6 +105,7 @@ class Contestant:
         self._stop()
         self.is_readable = self.reader.can_read(first_reply["sample"])
         self._stopped_at = monotonic()
+        self._begun_token = ""  # of a request whose reply nobody has read yet, see `begin`
 
     def ask(
         self, method: str, read_early: Callable[[dict], object] | None = None, **arguments: object
@@ -125,16 +126,8 @@ class Contestant:
             TimeLimitError: the deadline has passed.
             RaisedError: the method has raised.
         """
-        token = secrets.token_hex(8)
-        request = {"method": method, "arguments": arguments, "token": token}
-        # The process is stopped and reads nothing yet. If a long request does not fit into the
-        # pipe, the rest is written below, while the process reads it.
-        rest = self._pipes.write(json.dumps(request).encode() + b"\n")
-        self._finish_referees_gpu_work()
-        # The request is written before this check: a process that something wakes later than the
-        # check has no time to read it and to compute ahead.
-        self._check_that_it_has_rested()
-        self.deadline += monotonic() - self._stopped_at
+        self._finish_begun()
+        token, rest = self._write_request(method, arguments)
         start = perf_counter()
         self._tree.go_on()
         try:
@@ -150,6 +143,18 @@ class Contestant:
         self.seconds = perf_counter() - start
         self._tree.note_runs()
         return reply
+
+    def begin(self, method: str) -> None:
+        """Have eager's process call a method without arguments, and go on meanwhile.
+
+        The next request waits for the method's end.
+
+        Args:
+            method: as for `ask`.
+        """
+        self._finish_begun()
+        self._begun_token, _ = self._write_request(method, {})  # it fits into the pipe
+        self._tree.go_on()
 
     def printed(self) -> str:
         """Return the end of what the process has printed."""
@@ -170,6 +175,34 @@ class Contestant:
         processes.referees_pids.discard(self.pid)
         self.reader.close()
         self._pipes.close()
+
+    def _write_request(self, method: str, arguments: dict) -> tuple[str, bytes]:
+        """Write a request to the stopped process; return its token and the part not yet written.
+
+        If a long request does not fit into the pipe, the caller writes the rest while the process
+        reads it.
+        """
+        token = secrets.token_hex(8)
+        request = {"method": method, "arguments": arguments, "token": token}
+        rest = self._pipes.write(json.dumps(request).encode() + b"\n")
+        self._finish_referees_gpu_work()
+        # The request is written before this check: a process that something wakes later than the
+        # check has no time to read it and to compute ahead.
+        self._check_that_it_has_rested()
+        self.deadline += monotonic() - self._stopped_at
+        return token, rest
+
+    def _finish_begun(self) -> None:
+        """Wait for the end of the method that `begin` has called, if any, and stop the process."""
+        if not self._begun_token:
+            return
+        token, self._begun_token = self._begun_token, ""
+        try:
+            self._receive(token, call_count=0)
+        finally:
+            if not self._has_ended:
+                self._stop()
+            self._stopped_at = monotonic()
 
     def _finish_referees_gpu_work(self) -> None:
         """Wait until a GPU has done the referee's work: inputs are written, results are read."""

@@ -23,6 +23,7 @@ from referee.contestants.libc import error_of_last_call, libc
 from referee.contestants.pool import Pool
 
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
+MAX_VECTORS = 1024  # pieces of memory that one call of process_vm_readv copies; Linux's IOV_MAX
 # A longer read waits for a page that the stopped process itself would have to fill.
 MAX_READ_SECONDS = 30.0
 NO_PAGE = "a page of it does not come while the process is stopped"
@@ -67,6 +68,23 @@ class SomeElements(NamedTuple):
     indices: list[int]
 
 
+class _Places(NamedTuple):
+    """Where some elements of a tensor are in a process's memory.
+
+    Attributes:
+        addresses: the address of each element.
+        item_bytes: the bytes of an element.
+    """
+
+    addresses: list[int]
+    item_bytes: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of all elements."""
+        return len(self.addresses) * self.item_bytes
+
+
 class _IoVector(ctypes.Structure):
     """C's struct iovec."""
 
@@ -104,6 +122,28 @@ def copy_memory(pid: int, address: int, size: int, target: int) -> None:
         if copied <= 0:
             raise UnreadableError(error_of_last_call().strerror)
         done += copied
+
+
+def copy_scattered(pid: int, remote: list[_IoVector], target: int) -> None:
+    """Copy pieces of another process's memory into this one, one after the other.
+
+    Args:
+        pid: the other process.
+        remote: the pieces.
+        target: the address in this process.
+
+    Raises:
+        UnreadableError: some of the bytes cannot be read.
+    """
+    for first in range(0, len(remote), MAX_VECTORS):
+        vectors = remote[first : first + MAX_VECTORS]
+        size = sum(vector.size for vector in vectors)
+        array = (_IoVector * len(vectors))(*vectors)
+        local = _IoVector(target, size)
+        copied = libc.process_vm_readv(pid, ctypes.byref(local), 1, array, len(vectors), 0)
+        if copied != size:
+            raise UnreadableError(error_of_last_call().strerror)
+        target += size
 
 
 def validated(description: dict) -> dict:
@@ -170,7 +210,7 @@ class Reader:
     def read_elements(self, wanted: list[SomeElements]) -> list[torch.Tensor | None]:
         """Return the bytes of some elements of several tensors.
 
-        On a GPU all elements come in one copy, because hundreds of small ones would take long.
+        All elements come in one copy, because hundreds of small ones would take long.
 
         Args:
             wanted: the tensors and the elements.
@@ -179,29 +219,34 @@ class Reader:
             For each tensor the bytes of its elements, one after the other; None if its description
             fits no tensor or its memory cannot be read.
         """
+        if self._device.type == "cuda":
+            return self._read_gpu_elements(wanted)
+        places = [_find_places(elements) for elements in wanted]
+        try:
+            return self._copy_places(places)
+        except UnreadableError:  # one after the other, to find those that can be read
+            return [self._try_to_copy(its_places) for its_places in places]
+
+    def _read_gpu_elements(self, wanted: list[SomeElements]) -> list[torch.Tensor | None]:
+        """Do for a GPU what `read_elements` does."""
         pieces_of_tensors: list[list[torch.Tensor] | None] = []
         for elements in wanted:
             try:
-                pieces_of_tensors.append(self._read_pieces(elements))
+                pieces_of_tensors.append(self._map_gpu_elements(elements))
             except (BadDescriptionError, UnreadableError):
                 pieces_of_tensors.append(None)
         pieces = [piece for its_pieces in pieces_of_tensors for piece in its_pieces or ()]
         if not pieces:
             return [None] * len(wanted)
         read = torch.cat(pieces).cpu()
-        all_bytes: list[torch.Tensor | None] = []
-        start = 0
-        for its_pieces in pieces_of_tensors:
-            if its_pieces is None:
-                all_bytes.append(None)
-                continue
-            size = sum(map(len, its_pieces))
-            all_bytes.append(read[start : start + size])
-            start += size
-        return all_bytes
+        sizes = [
+            None if its_pieces is None else sum(map(len, its_pieces))
+            for its_pieces in pieces_of_tensors
+        ]
+        return _split(read, sizes)
 
-    def _read_pieces(self, elements: SomeElements) -> list[torch.Tensor]:
-        """Return the bytes of each element; on a GPU without a copy.
+    def _map_gpu_elements(self, elements: SomeElements) -> list[torch.Tensor]:
+        """Return the bytes of each element without a copy.
 
         Raises:
             BadDescriptionError, UnreadableError: as `read_whole` does.
@@ -210,18 +255,33 @@ class Reader:
         item_bytes = getattr(torch, description["dtype"]).itemsize
         shape, strides = description["shape"], description["strides"]
         offsets = [memory_offset(index, shape, strides) for index in elements.indices]
-        if self._device.type == "cuda":
-            data = self._map_gpu_bytes(description, span_of(shape, strides, item_bytes), item_bytes)
-            return bytes_of_elements(data, offsets, item_bytes)
-        values = torch.empty(len(offsets) * item_bytes, dtype=torch.uint8)
+        data = self._map_gpu_bytes(description, span_of(shape, strides, item_bytes), item_bytes)
+        return bytes_of_elements(data, offsets, item_bytes)
 
-        def copy_all() -> None:
-            for i, offset in enumerate(offsets):
-                address = description["address"] + offset * item_bytes
-                copy_memory(self._pid, address, item_bytes, values.data_ptr() + i * item_bytes)
+    def _copy_places(self, places: list["_Places | None"]) -> list[torch.Tensor | None]:
+        """Return copies of the bytes at several tensors' places; None where there are no places.
 
-        self._within_limit(copy_all)
-        return [values]
+        Raises:
+            UnreadableError: some of the bytes cannot be read.
+        """
+        sizes = [None if its_places is None else its_places.size for its_places in places]
+        remote = [
+            _IoVector(address, its_places.item_bytes)
+            for its_places in places
+            if its_places is not None
+            for address in its_places.addresses
+        ]
+        values = torch.empty(sum(size or 0 for size in sizes), dtype=torch.uint8)
+        self._within_limit(lambda: copy_scattered(self._pid, remote, values.data_ptr()))
+        return _split(values, sizes)
+
+    def _try_to_copy(self, places: "_Places | None") -> torch.Tensor | None:
+        """Return a copy of the bytes at one tensor's places; None if they cannot be read."""
+        try:
+            [copied] = self._copy_places([places])
+        except UnreadableError:
+            return None
+        return copied
 
     def can_read(self, description: dict) -> bool:
         """Return whether the tensor that a description describes can be read; forget it."""
@@ -318,6 +378,33 @@ class Reader:
             return address, cuda_ipc.size_of(address)
         except (cuda_ipc.CudaError, ValueError) as error:
             raise UnreadableError(str(error)) from None
+
+
+def _find_places(elements: SomeElements) -> _Places | None:
+    """Return where elements are; None if the description fits no tensor."""
+    try:
+        description = validated(elements.description)
+    except BadDescriptionError:
+        return None
+    item_bytes = getattr(torch, description["dtype"]).itemsize
+    shape, strides, address = description["shape"], description["strides"], description["address"]
+    addresses = [
+        address + item_bytes * memory_offset(index, shape, strides) for index in elements.indices
+    ]
+    return _Places(addresses, item_bytes)
+
+
+def _split(values: torch.Tensor, sizes: list[int | None]) -> list[torch.Tensor | None]:
+    """Split bytes into consecutive parts of these sizes; None where the size is None."""
+    parts: list[torch.Tensor | None] = []
+    start = 0
+    for size in sizes:
+        if size is None:
+            parts.append(None)
+            continue
+        parts.append(values[start : start + size])
+        start += size
+    return parts
 
 
 def _check_reach(byte_offset: int, size: int, allocation_size: int) -> None:

@@ -54,10 +54,7 @@ class Server:
         self.gives_walls = True
         self._builds = builds
         self._folders: dict[Path, str] = {}  # by a graded file, see `builds_folder`
-        self._environment = {**OPENMP_SETTINGS, **os.environ}  # the user's own settings win
-        if builds:
-            self._environment["TORCH_EXTENSIONS_DIR"] = builds
-        self._process, self._socket = _start_server(self._environment)
+        self._process, self._socket = _started_ahead.pop() if _started_ahead else _start_server()
 
     def builds_folder(self, file: Path) -> str:
         """Return where a graded file builds extensions; "" for the user's usual folder.
@@ -87,7 +84,8 @@ class Server:
         Raises:
             EndedError: the server has ended in all attempts.
         """
-        request = json.dumps({**settings, "walls": self.gives_walls}).encode()
+        servers_settings = {"walls": self.gives_walls, "builds": self._builds}
+        request = json.dumps({**settings, **servers_settings}).encode()
         status = 0
         for _ in range(ATTEMPTS):
             ids = self._send(request, descriptors)
@@ -125,16 +123,25 @@ class Server:
         """Start a server in place of one that has ended; return the old one's exit status."""
         status = self._process.wait()
         self.close()
-        self._process, self._socket = _start_server(self._environment)
+        self._process, self._socket = _start_server()
         return status
 
 
-def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket.socket]:
-    """Start a server's process; return it and the socket through which it gets requests.
+# The process and the socket of the server that `start_ahead` has started, until a `Server` has it.
+_started_ahead: list[tuple[subprocess.Popen, socket.socket]] = []
 
-    Args:
-        environment: its environment variables.
+
+def start_ahead() -> None:
+    """Start the process of the next `Server` already now.
+
+    A program calls this before it imports torch itself, so that both imports take place at the same
+    time. For that, this module must not import torch.
     """
+    _started_ahead.append(_start_server())
+
+
+def _start_server() -> tuple[subprocess.Popen, socket.socket]:
+    """Start a server's process; return it and the socket through which it gets requests."""
     referees_end, servers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with servers_end:
         arguments = [str(PACKAGE.parent), SERVER_MODULE, str(servers_end.fileno())]
@@ -144,7 +151,7 @@ def _start_server(environment: dict[str, str]) -> tuple[subprocess.Popen, socket
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            env=environment,
+            env={**OPENMP_SETTINGS, **os.environ},  # the user's own settings win
         )
     processes.referees_pids.add(process.pid)
     return process, referees_end

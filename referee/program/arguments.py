@@ -11,7 +11,7 @@ from referee import console
 from referee.grading import TIMEOUT
 from referee.program import folders
 from referee.report import files
-from referee.times.timing import CPU_SECONDS, FULL_CPU_SECONDS, MAX_ROUNDS, MIN_CPU_ROUNDS
+from referee.times.round_limit import CPU_SECONDS, FULL_CPU_SECONDS, MAX_ROUNDS, MIN_CPU_ROUNDS
 
 DESCRIPTION = "Compares solutions with a reference: first the results, then the time."
 MAX_PROGRAM_BYTES = 64 << 20  # of a solution or reference

@@ -29,7 +29,7 @@ from referee.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
 from referee.report import files, markdown, tables
-from referee.times.timing import CPU_SECONDS, FULL_CPU_SECONDS, Rounds
+from referee.times.round_limit import CPU_SECONDS, FULL_CPU_SECONDS, RoundLimit
 
 # Several files on one problem share a CPU's seconds, but each gets at least a quarter of them.
 MAX_SHARES = 4
@@ -150,7 +150,7 @@ def make_options(args: argparse.Namespace) -> Options:
     seconds = FULL_CPU_SECONDS if args.full else CPU_SECONDS
     if args.solution and not folders.are_named(args):  # files of folders share nothing
         seconds /= min(len(args.solution), MAX_SHARES)
-    return Options(rounds=Rounds(args.trials, seconds), timeout=args.timeout or TIMEOUT)
+    return Options(round_limit=RoundLimit(args.trials, seconds), timeout=args.timeout or TIMEOUT)
 
 
 def write_results(args: argparse.Namespace, document: dict) -> bool:

@@ -15,7 +15,9 @@ from referee.program.arguments import (
 from referee.project.project import Project
 from referee.reference.dtypes import DTYPES
 from referee.report import files, plot
-from referee.times.timing import CPU_SECONDS, FULL_CPU_SECONDS, MAX_ROUNDS, QUICK_ROUNDS
+from referee.times.round_limit import CPU_SECONDS, FULL_CPU_SECONDS, MAX_ROUNDS
+
+QUICK_ROUNDS = 5  # of a quick check on a GPU
 
 
 def make_parser(project: Project) -> Parser:

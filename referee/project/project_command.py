@@ -33,11 +33,15 @@ from referee.program.file_grader import FileGrader
 from referee.program.grade_files import grade_files
 from referee.project.compare_with_eager import ComparisonWithEager
 from referee.project.project import Project
-from referee.project.project_arguments import check_options, make_parser
+from referee.project.project_arguments import QUICK_ROUNDS, check_options, make_parser
 from referee.project.sweep import Sweep
 from referee.reference.file import BadReferenceError
 from referee.report import files, plot, tables
-from referee.times.timing import QUICK_PARAMETERS, QUICK_ROUNDS, Rounds
+from referee.times.round_limit import RoundLimit
+
+# With more bytes of parameters than this, a quick check on a CPU leaves out gradients at the timed
+# size: those of a weight of 256 MiB take seven seconds to compare.
+QUICK_PARAMETERS = 1 << 26
 
 
 def main(arguments: list[str] | None, project: Project) -> int:
@@ -133,7 +137,7 @@ def _make_options(args: argparse.Namespace, device: torch.device) -> Options:
     if not is_quick_check(args):
         return replace(options, compiled=is_gpu and args.full)
     if is_gpu:
-        return replace(options, is_quick=True, rounds=Rounds(QUICK_ROUNDS))
+        return replace(options, is_quick=True, round_limit=RoundLimit(QUICK_ROUNDS))
     return replace(options, is_quick=True, largest_gradients=QUICK_PARAMETERS)
 
 

@@ -43,7 +43,8 @@ class Sweep:
     def run(self) -> bool:
         """Time all sizes; return whether the sweep has succeeded.
 
-        It has if no size is wrong and at least one size of each problem was timed.
+        It has succeeded if each size is correct or left out, and at least one size of each problem
+        was timed.
         """
         grader = self._grader
         self._start = monotonic()
@@ -80,8 +81,8 @@ class Sweep:
             return
         grader.show_progress(index, "building the kernels" if index == 0 else "starting")
         # Rounds get half of the time. The other half is for everything else.
-        rounds = grader.options.rounds._replace(cpu_seconds=seconds / 2)
-        options = replace(grader.options, rounds=rounds)
+        round_limit = grader.options.round_limit._replace(cpu_seconds=seconds / 2)
+        options = replace(grader.options, round_limit=round_limit)
         try:
             grader.grade(subject, options, partial(self._show, subject), server, kept_process)
         except NotCorrectError as error:  # the size cannot be graded
@@ -101,9 +102,9 @@ class Sweep:
         problems = list(dict.fromkeys(names))
         name = names[index]
         sweep_seconds = SWEEP_SECONDS[self._grader.device.type]
-        problems_end = sweep_seconds * (problems.index(name) + 1) / len(problems)
+        end_of_problem = sweep_seconds * (problems.index(name) + 1) / len(problems)
         sizes_left = names[index:].count(name)
-        seconds_left = problems_end - (monotonic() - self._start)
+        seconds_left = end_of_problem - (monotonic() - self._start)
         return seconds_left / sizes_left
 
     def _why_left_out(self, subject: Subject, seconds: float) -> str:

@@ -8,7 +8,7 @@ import math
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operators that sum over one dimension, whose index is their second argument.
+# Operators that sum over one dimension of their operand.
 CUMULATIVE = ("cumsum", "cumprod", "logcumsumexp", "_softmax", "_log_softmax")
 # Operators that sum over the last dimension of an operand, by the operand's index.
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "dot": 0}
@@ -73,57 +73,65 @@ def _terms(name: str, args: tuple, result: object) -> int:
 
 def _terms_of_convolution(args: tuple) -> int:
     """Return how many elements of the weight belong to one output channel."""
-    weight, is_transposed = args[1], args[6]
+    _x, weight, _bias, _stride, _padding, _dilation, is_transposed, *_ = args
     output_channels = weight.shape[1] if is_transposed else weight.shape[0]
     return weight.numel() // max(output_channels, 1)
 
 
 def _terms_of_layer_norm(args: tuple) -> int:
     """Return how many elements are normalized together."""
-    normalized_shape = args[1]
+    _x, normalized_shape, *_ = args
     return math.prod(normalized_shape)
 
 
-def _terms_of_channels(args: tuple) -> int:
-    """Return how many elements a channel of x has, `[batch, channels, ...]`."""
-    x = args[0]
+def _terms_of_batch_norm(args: tuple) -> int:
+    """Return how many elements are normalized together: those of a channel."""
+    x, *_ = args
+    return _elements_of_a_channel(x)
+
+
+def _elements_of_a_channel(x: torch.Tensor) -> int:
+    """Return how many elements each channel of x has, `[batch, channels, ...]`."""
     return x.numel() // max(x.shape[1], 1)
 
 
-def _terms_of_groups(args: tuple) -> int:
+def _terms_of_group_norm(args: tuple) -> int:
     """Return how many elements are normalized together: a group of one sample's channels."""
-    channels, positions, groups = args[4:7]
+    _x, _weight, _bias, _batch, channels, positions, groups, *_ = args
     return channels // groups * positions
 
 
 def _terms_of_convolution_backward(args: tuple) -> int:
     """Return the larger number: of the sums of the gradient of x, or of those of the weight's."""
-    output_gradient, x, weight = args[:3]
+    output_gradient, x, weight, *_ = args
     terms_of_x = weight.numel() // max(min(weight.shape[:2]), 1)
-    return max(terms_of_x, _terms_of_channels((output_gradient,)), _terms_of_channels((x,)))
+    terms_of_weight = max(_elements_of_a_channel(output_gradient), _elements_of_a_channel(x))
+    return max(terms_of_x, terms_of_weight)
 
 
 def _terms_of_layer_norm_backward(args: tuple) -> int:
     """Return the larger number: of the elements normalized together, or of such groups."""
-    x, normalized_shape = args[1:3]
+    _output_gradient, x, normalized_shape, *_ = args
     normalized = math.prod(normalized_shape)
     return max(normalized, x.numel() // max(normalized, 1))
 
 
 def _terms_of_batch_norm_backward(args: tuple) -> int:
     """Return how many elements a channel of x has."""
-    return _terms_of_channels(args[1:])
+    _output_gradient, x, *_ = args
+    return _elements_of_a_channel(x)
 
 
 def _terms_of_group_norm_backward(args: tuple) -> int:
     """Return the larger number: of the elements normalized together, or of a channel's."""
-    batch, channels, positions, groups = args[5:9]
+    _output_gradient, _x, _mean, _rstd, _weight, *sizes = args
+    batch, channels, positions, groups, *_ = sizes
     return max(channels // groups * positions, batch * positions)
 
 
 def _terms_of_index_put(args: tuple) -> int:
     """Return how many elements may be added to one place; 1 if they replace others."""
-    indices, accumulate = args[1], args[3:]
+    _x, indices, _values, *accumulate = args  # a default may be left out
     if not any(accumulate):
         return 1
     return max(index.numel() for index in indices if index is not None)
@@ -131,7 +139,32 @@ def _terms_of_index_put(args: tuple) -> int:
 
 def _terms_of_softmax_backward(args: tuple) -> int:
     """Return how many elements are normalized together."""
-    return args[0].shape[args[2]]
+    output_gradient, _output, dimension, *_ = args
+    return output_gradient.shape[dimension]
+
+
+def _terms_of_cumulative(args: tuple) -> int:
+    """Return the size of the dimension over which an operator of CUMULATIVE sums."""
+    x, dimension, *_ = args
+    return x.shape[dimension]
+
+
+def _terms_of_index_add(args: tuple) -> int:
+    """Return how many indices there are, and so how many elements one place gets at most."""
+    _x, _dimension, index, *_ = args
+    return index.numel()
+
+
+def _terms_of_scatter_add(args: tuple) -> int:
+    """Return how many indices there are along the dimension, as `_terms_of_index_add` does."""
+    _x, dimension, index, *_ = args
+    return index.shape[dimension]
+
+
+def _terms_of_embedding_backward(args: tuple) -> int:
+    """Return how many indices there are, as `_terms_of_index_add` does."""
+    _output_gradient, index, *_ = args
+    return index.numel()
 
 
 def _terms_of_backward(tensors: list[torch.Tensor], result: object) -> int:
@@ -148,18 +181,18 @@ def _terms_of_backward(tensors: list[torch.Tensor], result: object) -> int:
     return max(x.numel() for x in tensors)
 
 
-# Functions of an operator's arguments, by its name. The four from `index_add` on add as many
-# elements to one place as there are indices, at most.
+# Functions that take an operator's arguments, by its name. torch passes them by position; for
+# example, `torch.ops.aten.convolution.default._schema` has their names.
 FUNCTIONS = {
-    **dict.fromkeys(CUMULATIVE, lambda args: args[0].shape[args[1]]),
+    **dict.fromkeys(CUMULATIVE, _terms_of_cumulative),
     "convolution": _terms_of_convolution,
     "native_layer_norm": _terms_of_layer_norm,
-    "native_batch_norm": _terms_of_channels,
-    "native_group_norm": _terms_of_groups,
-    "index_add": lambda args: args[2].numel(),
+    "native_batch_norm": _terms_of_batch_norm,
+    "native_group_norm": _terms_of_group_norm,
+    "index_add": _terms_of_index_add,
     "index_put": _terms_of_index_put,
-    "scatter_add": lambda args: args[2].shape[args[1]],
-    "embedding_dense_backward": lambda args: args[1].numel(),
+    "scatter_add": _terms_of_scatter_add,
+    "embedding_dense_backward": _terms_of_embedding_backward,
     "convolution_backward": _terms_of_convolution_backward,
     "native_layer_norm_backward": _terms_of_layer_norm_backward,
     "native_batch_norm_backward": _terms_of_batch_norm_backward,

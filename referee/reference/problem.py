@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from referee.call_names import COPY
-from referee.comparison.case import Case
+from referee.comparison.case import OwnCase
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
 from referee.contestants.descriptions import as_plain_tensor, flatten
@@ -20,7 +20,7 @@ from referee.reference.facts import examine
 from referee.reference.file import ReferenceFile
 from referee.reference.float64 import run_in_float64, run_in_tf32
 from referee.reference.tf32 import operators_in_tf32
-from referee.times.timing import Names, Rate, Timings
+from referee.times.timings import Rate, ReportNames, Timings
 
 # If inputs, outputs and parameters take more than this share of a GPU's memory, not all contestants
 # can keep memory for them at once: each gives back what it does not use.
@@ -57,7 +57,7 @@ class Problem:
     """
 
     # The timed calls' names in reports.
-    names = Names(solution="ModelNew", eager="eager")
+    names = ReportNames(solution="ModelNew", eager="eager")
     # The speed that limits the problem.
     rate = Rate(unit="GB/s", work_unit="moved_bytes", yardstick=COPY)
     # The names of the calls that are timed beside eager, by the device's type. A quick check leaves
@@ -196,7 +196,7 @@ class Problem:
         """
         return None
 
-    def cases(self, device_seed: int) -> Iterable[Case]:
+    def cases(self, device_seed: int) -> Iterable[OwnCase]:
         """Return the problem's own small cases.
 
         Args:

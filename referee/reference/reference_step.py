@@ -61,8 +61,8 @@ class Float64Step(NamedTuple):
     Attributes:
         exact: results and gradients in float64; None if there are none.
         in_tf32: the same with operands rounded to TF32; None where TF32 is not allowed.
-        obstacle: why there are none; None if there are some, if none are needed, or if forwards
-            have none either.
+        obstacle: why there are none. It is None if there are some, if the problem needs none, or if
+            forwards have none either, which a note says already.
     """
 
     exact: list | None = None

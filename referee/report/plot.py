@@ -2,12 +2,10 @@
 
 The picture has a column for each problem, dtype and setting. A column has two diagrams: the upper
 one shows the seconds of a call, the lower one its speed, both over the work of a call. In each
-there is a line for each timed call, and one for the roofline.
+there is a line for each timed call, and one for the roofline, see `roofline.add_roofline`.
 
-The roofline is the larger of two times: that of the moved bytes at the bandwidth of a large copy,
-and that of the work at the highest rate that the referee's floors reach (`roofline.add_roofline`).
-A CPU exceeds a large copy's speed where data fits into its caches, or stores bypass them. So the
-line is then labelled "large copy".
+Where the roofline is the speed of a large copy, a CPU can exceed it: its caches hold small inputs,
+and stores that bypass the caches are faster. The line of such a column is labelled "large copy".
 """
 
 import argparse

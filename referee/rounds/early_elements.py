@@ -2,7 +2,7 @@
 
 import math
 import random
-from pathlib import Path
+import secrets
 
 import torch
 
@@ -24,10 +24,6 @@ READ_ELEMENTS = 32  # of a request's results, in all; more if there are more res
 CHANGES_LATE = (
     "result is not complete when its clock stops; finish all streams and threads before returning"
 )
-# No solution can foresee what this generator draws.
-GENERATOR = random.SystemRandom()
-# Nodes of GPUs in /dev: NVIDIA's, AMD's, those of other drivers, and that of Windows's subsystem.
-GPU_NODES = ("nvidiactl", "kfd", "dri", "dxg")
 
 
 class EarlyElements:
@@ -39,8 +35,8 @@ class EarlyElements:
     Where a process copies its results, the elements are those of the copies, which are in the
     referee's memory. The process runs the copies, so it may queue them as well.
 
-    On a CPU nothing is read in place unless the machine has a GPU: a stopped process computes
-    nothing, but a GPU goes on and can write into the memory of a CPU's result.
+    On a CPU they are read, too: a stopped process computes nothing, but a GPU can still write a
+    result, and so can asynchronous input of the kernel.
 
     Args:
         resources: of the problem that is timed.
@@ -49,9 +45,10 @@ class EarlyElements:
 
     def __init__(self, resources: Resources, contestant: Contestant) -> None:
         self._resources = resources
-        is_on_gpu = resources.problem.device.type == "cuda"
-        self._reads_in_place = is_on_gpu or has_gpu()
         self._reader = contestant.reader
+        # No solution can foresee its seed. The system's own generator would take longer, and the
+        # elements are chosen while the clock runs.
+        self._generator = random.Random(secrets.randbits(128))
         self._indices: dict[ResultIndex, list[int]] = {}
         self._bytes: dict[ResultIndex, torch.Tensor] = {}  # of the elements with these indices
 
@@ -63,13 +60,13 @@ class EarlyElements:
             # Empty calls and yardsticks copy nothing: old copies are read, which takes as long.
             for call_index, region in enumerate(self._resources.memory.outputs[: len(returned)]):
                 self._read_copies(call_index, region.tensors, count)
-        elif self._reads_in_place:
+        else:
             self._read_in_place(returned, count)
 
     def _read_copies(self, call_index: int, copies: list[torch.Tensor], count: int) -> None:
         """Read some elements of the copies of a call's results."""
         sizes = {i: (copy.numel(), copy.itemsize) for i, copy in enumerate(copies) if copy.numel()}
-        for result_index, indices in choose_elements(sizes, count).items():
+        for result_index, indices in choose_elements(sizes, count, self._generator).items():
             copy = copies[result_index]
             offsets = [memory_offset(i, copy.shape, copy.stride()) for i in indices]
             # A view of the memory from the first element on: `reshape` might copy the whole tensor.
@@ -84,7 +81,7 @@ class EarlyElements:
         for call_index, returned_by_call in enumerate(returned):
             descriptions = returned_by_call["results"]
             sizes = _sizes_of(descriptions)
-            for result_index, indices in choose_elements(sizes, count).items():
+            for result_index, indices in choose_elements(sizes, count, self._generator).items():
                 wanted[ResultIndex(call_index, result_index)] = SomeElements(
                     descriptions[result_index], indices
                 )
@@ -109,13 +106,10 @@ class EarlyElements:
         return not torch.equal(late_values.view(torch.uint8), self._bytes[index])
 
 
-def has_gpu() -> bool:
-    """Return whether the machine may have a GPU, whether or not torch can use it."""
-    return any(Path("/dev", node).exists() for node in GPU_NODES)
-
-
-def choose_elements(sizes: dict[int, tuple[int, int]], count: int) -> dict[int, list[int]]:
-    """Choose elements of a call's results at random, so that no solution can foresee them.
+def choose_elements(
+    sizes: dict[int, tuple[int, int]], count: int, generator: random.Random
+) -> dict[int, list[int]]:
+    """Choose elements of a call's results at random.
 
     Each byte of all results has the same chance. Of a result that would have none, one element is
     chosen in addition: the work of a small result, such as the sum of a large tensor, may be large.
@@ -123,6 +117,7 @@ def choose_elements(sizes: dict[int, tuple[int, int]], count: int) -> dict[int, 
     Args:
         sizes: each result's number of elements, which is not 0, and the bytes of an element.
         count: how many elements are chosen, without those that are added.
+        generator: chooses them.
 
     Returns:
         Indices of elements in the flattened result, for each result.
@@ -130,11 +125,11 @@ def choose_elements(sizes: dict[int, tuple[int, int]], count: int) -> dict[int, 
     if not sizes:
         return {}
     all_bytes = [numel * item_bytes for numel, item_bytes in sizes.values()]
-    chosen = GENERATOR.choices(list(sizes), all_bytes, k=count)
+    chosen = generator.choices(list(sizes), all_bytes, k=count)
     indices = {}
     for result_index, (numel, _) in sizes.items():
         its_count = max(1, chosen.count(result_index))
-        indices[result_index] = [GENERATOR.randrange(numel) for _ in range(its_count)]
+        indices[result_index] = [generator.randrange(numel) for _ in range(its_count)]
     return indices
 
 

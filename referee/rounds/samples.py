@@ -1,21 +1,15 @@
 """The samples of all timed rounds, and what they say about the solution's clock."""
 
-from statistics import median
-
 from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
-from referee.times.timing import Names, p10_and_p90
+from referee.times.ratios import p10_and_p90
+from referee.times.timings import ReportNames
 from referee.times.two_clocks import Overhead, Sample, measure_overhead
 from referee.verdict_words import FASTER
 
 FALSE_CLOCK = "its clock is false: the referee's counts"
-# If less than this part of a call's time can be hidden, nothing is said.
-HIDDEN_PART = 0.1
 UNCONFIRMED = "only its own clock says that it is faster: the referee's was not exact enough"
-# How long a GPU waits by `clock.WAIT_CYCLES`. Work on another stream that runs during the wait
-# takes no time by either clock.
-SECONDS_OF_A_WAIT = 0.15e-3
 
 
 class RoundSamples:
@@ -30,7 +24,7 @@ class RoundSamples:
         empty_samples: samples of empty requests; those before the timed rounds count, too.
     """
 
-    def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
+    def __init__(self, names: ReportNames, timed_calls: list[TimedCall]) -> None:
         self._names = names
         self.by_name: dict[str, list[Sample]] = {timed_call.name: [] for timed_call in timed_calls}
         self.empty_samples: list[Sample] = []
@@ -54,48 +48,40 @@ class RoundSamples:
         return p90
 
 
-def note_clock(grading: Grading, samples: RoundSamples, wait_count: int) -> None:
+def note_clock(grading: Grading, samples: RoundSamples) -> None:
     """Add a note if the solution's clock is false or if that clock alone says "faster".
 
     Args:
         grading: the file under grading.
         samples: the samples of all rounds.
-        wait_count: how often a GPU waits in a request, see `CudaClock.get_ahead`.
     """
-    is_gpu = grading.device.type == "cuda"
-    waiting_seconds = wait_count * SECONDS_OF_A_WAIT if is_gpu else 0.0
-    note = _clock_note(grading.problem.names, grading.device.type, samples, waiting_seconds)
+    note = _clock_note(grading.problem.names, grading.device.type, samples)
     if note and note not in grading.verdict.notes:
         grading.verdict.notes.append(note)
 
 
-def _clock_note(names: Names, device: str, samples: RoundSamples, waiting_seconds: float) -> str:
+def _clock_note(names: ReportNames, device: str, samples: RoundSamples) -> str:
     """Return FALSE_CLOCK, UNCONFIRMED or "".
 
-    A false clock can hide a large part of a short call, and so can work on another stream while the
-    GPU waits. So all that may be hidden is added to the solution's times. If the solution is no
-    longer faster then, its gain is UNCONFIRMED.
+    The referee estimates the overhead of a request, and a solution may have less: it may reply
+    faster than eager, or work on another stream while a GPU waits. Its clock can hide the
+    difference. But its calls never take longer than its requests. So a gain is confirmed if even
+    the requests, with all of their overhead, take less time than eager's calls.
 
     Args:
         names: the names of the solution, of eager and of the control.
         device: "cpu" or "cuda".
         samples: the samples of all rounds.
-        waiting_seconds: the seconds of a request in which a GPU waits.
     """
     overhead = samples.overhead()
     solution_samples = samples.by_name[names.solution]
     if overhead.is_false(solution_samples):
         return FALSE_CLOCK
-    solution = overhead.seconds_of_calls(solution_samples)
     eager = overhead.seconds_of_calls(samples.by_name[names.eager])
     control = overhead.seconds_of_calls(samples.by_name[names.control])
     lateness = samples.lateness()
-    if compare_times(eager, control, solution, device, lateness) != FASTER:
-        return ""
-    call_count = len(solution_samples[0].call_seconds)
-    hideable = overhead.hideable_seconds(call_count) + waiting_seconds / call_count
-    if hideable < HIDDEN_PART * median(solution):
-        return ""
-    longest_seconds = [seconds + hideable for seconds in solution]
-    is_confirmed = compare_times(eager, control, longest_seconds, device, lateness) == FASTER
-    return "" if is_confirmed else UNCONFIRMED
+    printed = overhead.seconds_of_calls(solution_samples)
+    with_overhead = [sample.mean_call_by_referee for sample in solution_samples]
+    is_faster = compare_times(eager, control, printed, device, lateness) == FASTER
+    is_confirmed = compare_times(eager, control, with_overhead, device, lateness) == FASTER
+    return UNCONFIRMED if is_faster and not is_confirmed else ""

@@ -14,7 +14,8 @@ from referee.grading import Grading
 from referee.resources import Plan, Resources
 from referee.rounds.samples import RoundSamples
 from referee.rounds.timed_requests import TimedCall, make_flush, time_and_free
-from referee.times import timing
+from referee.times.gain import MIN_JUDGED_ROUNDS
+from referee.times.ratios import p10_and_p90
 from referee.times.two_clocks import LATENESS_OF_IDLE_GPU
 from referee.verdict import NotCorrectError
 from referee.verdict_words import ERROR
@@ -58,7 +59,7 @@ def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> No
 
 def _seconds_beside(grading: Grading) -> list[float]:
     """Return eager's seconds of a call beside the solution, in both of its turns in each round."""
-    names, seconds = grading.problem.names, grading.findings.times.timings.seconds
+    names, seconds = grading.problem.names, grading.findings.times.forwards.seconds
     return seconds[names.eager] + seconds[names.control]
 
 
@@ -69,7 +70,7 @@ def _was_eager_slower(grading: Grading, plan: Plan, samples: RoundSamples) -> bo
     launched too late, which the noise of the ratio includes.
     """
     seconds_beside = _seconds_beside(grading)
-    has_enough_times = len(seconds_beside) >= 2 * timing.MIN_JUDGED_ROUNDS
+    has_enough_times = len(seconds_beside) >= 2 * MIN_JUDGED_ROUNDS
     if not has_enough_times or not _is_slower(seconds_beside, plan.seconds_alone):
         return False
     is_on_gpu = grading.device.type == "cuda"
@@ -78,8 +79,8 @@ def _was_eager_slower(grading: Grading, plan: Plan, samples: RoundSamples) -> bo
 
 def _is_slower(seconds: list[float], other_seconds: list[float]) -> bool:
     """Return whether the 10th percentile of times is slow beside the 90th of other times."""
-    p10, _ = timing.p10_and_p90(seconds)
-    _, other_p90 = timing.p10_and_p90(other_seconds)
+    p10, _ = p10_and_p90(seconds)
+    _, other_p90 = p10_and_p90(other_seconds)
     return p10 > SLOW * other_p90
 
 

@@ -7,8 +7,8 @@ part of them is the forward's.
 from typing import NamedTuple
 
 from referee.rounds.samples import RoundSamples
-from referee.rounds.timed_requests import TimedCall, checked_seconds
-from referee.times.timing import Names, StepTimings
+from referee.rounds.timed_requests import TimedCall, checked_backlog, checked_seconds
+from referee.times.timings import ReportNames, StepTimings
 from referee.times.two_clocks import Sample
 
 
@@ -35,7 +35,7 @@ class StepSamples:
         whole_steps: the samples of whole steps.
     """
 
-    def __init__(self, names: Names, timed_calls: list[TimedCall]) -> None:
+    def __init__(self, names: ReportNames, timed_calls: list[TimedCall]) -> None:
         self.whole_steps = RoundSamples(names, timed_calls)
         # The part of each request that was spent in forwards, by the timed call's name.
         self._parts_of_forwards: dict[str, list[float]] = {
@@ -65,15 +65,15 @@ class StepSamples:
             )
 
 
-def make_step_sample(reply_seconds: object, request_seconds: float, step_count: int) -> StepSample:
+def make_step_sample(reply: dict, request_seconds: float, step_count: int) -> StepSample:
     """Return the times of a request.
 
     Args:
-        reply_seconds: the seconds in the reply, which may be anything.
+        reply: the process's reply, whose "seconds" may be anything.
         request_seconds: the seconds of the request by the referee's clock.
         step_count: the number of training steps of the request.
     """
-    halves = reply_seconds if isinstance(reply_seconds, dict) else {}
+    halves = reply["seconds"] if isinstance(reply["seconds"], dict) else {}
     forwards = checked_seconds(halves.get("forward"), step_count)
     backwards = checked_seconds(halves.get("backward"), step_count)
     step_seconds = [
@@ -81,7 +81,8 @@ def make_step_sample(reply_seconds: object, request_seconds: float, step_count: 
     ]
     total = sum(step_seconds)
     part_of_forwards = sum(forwards) / total if total > 0 else 0.5
-    return StepSample(Sample(step_seconds, request_seconds), part_of_forwards)
+    sample = Sample(step_seconds, request_seconds, checked_backlog(reply))
+    return StepSample(sample, part_of_forwards)
 
 
 def _multiply(seconds: list[float], parts: list[float]) -> list[float]:

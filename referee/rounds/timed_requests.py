@@ -13,8 +13,7 @@ from referee.resources import Plan, Resources
 from referee.rounds.early_elements import EarlyElements
 from referee.times.two_clocks import Sample, measure_overhead
 
-# A request has enough calls, up to MAX_CALLS, to last this many seconds: many times the spread of
-# empty requests.
+# A request has enough calls to last this many seconds, but at most MAX_CALLS.
 MIN_REQUEST_SECONDS = {"cpu": 4e-3, "cuda": 24e-3}
 MAX_CALLS = 32  # of a request
 MAX_TENSOR_BYTES = {"cpu": 1 << 27, "cuda": 1 << 32}  # bytes of inputs and outputs
@@ -192,10 +191,8 @@ def time_request(
         outputs=room,
     )
     call_seconds = checked_seconds(reply["seconds"], call_count)
-    backlog = reply.get("backlog")
-    if not _is_seconds(backlog):  # as on a CPU, which has none
-        backlog = math.inf
-    return TimedRequest(Sample(call_seconds, contestant.seconds, backlog), reply, early_elements)
+    sample = Sample(call_seconds, contestant.seconds, checked_backlog(reply))
+    return TimedRequest(sample, reply, early_elements)
 
 
 def checked_seconds(seconds: object, call_count: int) -> list[float]:
@@ -212,6 +209,12 @@ def checked_seconds(seconds: object, call_count: int) -> list[float]:
     if not is_list or not all(map(_is_seconds, seconds)):
         return [0.0] * call_count
     return seconds
+
+
+def checked_backlog(reply: dict) -> float:
+    """Return the backlog of a reply, see `Sample`; infinite if it has none, as on a CPU."""
+    backlog = reply.get("backlog")
+    return backlog if _is_seconds(backlog) else math.inf
 
 
 def _is_seconds(value: object) -> bool:

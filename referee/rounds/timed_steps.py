@@ -58,7 +58,7 @@ def time_steps(
         parameters=parameters,
         outputs=outputs,
     )
-    step_sample = make_step_sample(reply["seconds"], contestant.seconds, step_count)
+    step_sample = make_step_sample(reply, contestant.seconds, step_count)
     return TimedSteps(step_sample, reply, early_elements)
 
 

@@ -9,7 +9,7 @@ steps have gradients of outputs.
 
                                                                         state of
     when                           function              inputs  gradients  solution   eager
-    the round begins               `_draw_round`         new     new        new        new
+    the round begins               (in the checks)       new     new        new        new
     before each turn, if small     rewrite_small_memory  again              again      again
     the solution has replied       fill_with_nan         NaN                NaN
     its results have been freed    rewrite_inputs        again   again
@@ -24,9 +24,9 @@ from typing import TypeVar
 from referee.call_names import COMPILED, MODULE
 from referee.grading import Grading
 from referee.rounds.timed_requests import TimedCall
-from referee.times import timing
+from referee.times.round_limit import run_rounds
 
-Round = TypeVar("Round")  # what a function that runs one round returns
+Samples = TypeVar("Samples")  # the timed calls' samples of one round, by their names
 # Inputs of at most this many bytes are written before every request, so that all processes find the
 # same part of them in the caches. Larger inputs are written once a round. The same limit applies to
 # parameters.
@@ -54,7 +54,9 @@ def in_random_order(timed_calls: list[TimedCall]) -> list[TimedCall]:
     return random.SystemRandom().sample(timed_calls, len(timed_calls))
 
 
-def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) -> Iterator[Round]:
+def timed_rounds(
+    grading: Grading, run_round: Callable[[], Samples], name: str
+) -> Iterator[Samples]:
     """Run the warm-up and the timed rounds; yield what each timed round returns.
 
     Args:
@@ -63,9 +65,9 @@ def timed_rounds(grading: Grading, run_round: Callable[[], Round], name: str) ->
         name: what is timed, for the progress line: "the forward".
     """
     setting = grading.problem.setting
-    return timing.run_rounds(
+    return run_rounds(
         run_round,
-        grading.options.rounds,
+        grading.options.round_limit,
         grading.device,
         f"{name} at {setting}" if setting else name,
         grading.progress,

@@ -13,7 +13,7 @@ from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.resources import Resources
 from referee.tests.texts import IMPORTS, Table
-from referee.times.timing import Rounds
+from referee.times.round_limit import RoundLimit
 
 
 def grade(
@@ -51,7 +51,7 @@ def grade(
             paths.append(path)
     problem = Problem("problem", load(reference_path), torch.device(device))
     subject = records.Subject("problem", dtype_name(problem.dtype), problem.shape)
-    options = Options(Rounds(trials), timeout)
+    options = Options(RoundLimit(trials), timeout)
     record_of = {}
     with engine.referee_at_work(separate_builds=True) as server:
         server.gives_walls = walls

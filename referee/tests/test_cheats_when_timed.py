@@ -116,7 +116,7 @@ def test_gradients_are_compared_also_where_the_references_are_zero(device, tmp_p
 
 TRANSPOSED = reference("return x.t().contiguous()", "[torch.randn(256, 256)]")
 # Maps the shared memory a second time, and returns views of the inputs there. The referee fills the
-# inputs with NaN before it reads timed results.
+# inputs with NaN before it reads whole timed results.
 SECOND_MAPPING = """
 import mmap, os
 
@@ -154,9 +154,10 @@ STEP_ALIASES += module("return Own.apply(x) if torch.is_grad_enabled() else x.t(
 
 @pytest.mark.slow
 def test_a_view_of_an_input_through_a_second_mapping_is_wrong(tmp_path):
+    """The elements that are read early are not NaN yet, and so differ from the whole result."""
     table = {
-        "aliases": wrong(ALIASES, "a timed call was wrong: .* got nan"),
-        "step_aliases": wrong(STEP_ALIASES, "^a timed step's result 0: .* got nan"),
+        "aliases": wrong(ALIASES, "^a timed call's result is not complete"),
+        "step_aliases": wrong(STEP_ALIASES, "^a timed step's result is not complete"),
         "plain": correct(module("return x.t().contiguous()"), "training step"),
     }
     grade(TRANSPOSED, table, tmp_path)

@@ -30,7 +30,7 @@ def test_the_budget_is_that_of_the_table_in_verdicts():
 
     Its example is an element of size 2, where eager's largest error is 1e-7 and s is 1.
     """
-    exact_product = accuracy.Errors(
+    exact_product = accuracy.ErrorSizes(
         largest=1e-7, mean=1e-8, relative=1e-4, mean_magnitude=0.8, root_mean_square=1.0
     )
     in_tf32 = replace(exact_product, largest=1e-3, mean=1e-4, relative=1.1e-4)

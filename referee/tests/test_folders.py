@@ -303,7 +303,7 @@ def test_a_file_of_results_that_cannot_be_written_makes_the_status_1(tmp_path, c
 def test_files_share_the_seconds_of_timing_but_each_gets_a_quarter(count, is_full, seconds):
     options = SimpleNamespace(full=is_full, trials=None, timeout=None)
     args = SimpleNamespace(reference=Path("x.py"), solution=["x.py"] * count, **vars(options))
-    assert command.make_options(args).rounds.cpu_seconds == seconds
+    assert command.make_options(args).round_limit.cpu_seconds == seconds
 
 
 def test_files_of_two_folders_share_no_seconds(problems, tmp_path):
@@ -312,7 +312,7 @@ def test_files_of_two_folders_share_no_seconds(problems, tmp_path):
     ]
     arguments = [str(problems), *map(str, folders_of_solutions)]
     args = arguments_module.make_parser().parse_args(arguments)
-    assert command.make_options(args).rounds.cpu_seconds == 2.5
+    assert command.make_options(args).round_limit.cpu_seconds == 2.5
     [task] = folders.find_work(args).tasks
     assert [file.path.parent.name for file in task.solutions] == ["first", "second"]
 

@@ -14,7 +14,7 @@ from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.tests.graded import remember_resources
 from referee.tests.texts import IMPORTS, reference
-from referee.times.timing import Rounds
+from referee.times.round_limit import RoundLimit
 
 pytestmark = pytest.mark.slow
 
@@ -23,26 +23,34 @@ RELU = reference("return torch.relu(x)", "[torch.rand(1024, 262144)]")  # 1 GiB
 
 
 @pytest.fixture
-def all_resources(monkeypatch):
-    """Return a list to which each new engine's resources are added."""
-    return remember_resources(monkeypatch)
+def time_and_keep(tmp_path, monkeypatch):
+    """Return a function that times eager alone on a problem, and then keeps eager's process.
 
+    The function returns the process's id. All its calls share a server and the kept process.
+    """
+    all_resources = remember_resources(monkeypatch)
 
-def prepare(text, path, device, server, kept_process, all_resources, before_keeping=None):
-    """Time eager alone on a problem, and keep its process; return its id."""
-    path.write_text(IMPORTS + text)
-    problem = Problem(path.stem, load(path), torch.device(device))
-    engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None, kept_process)
-    try:
-        engine.prepare()
-        # The list forgets the resources, so that their memory is freed.
-        [eager, *_] = all_resources.pop().eager.members
-        if before_keeping:
+    def time_and_keep_eager(text, device, before_keeping=lambda eager: None):
+        path = tmp_path / "problem.py"
+        path.write_text(IMPORTS + text)
+        problem = Problem("problem", load(path), torch.device(device))
+        options = Options(RoundLimit(3), 120.0)
+        engine = Engine(problem, server, options, lambda *_: None, kept_process)
+        try:
+            engine.prepare()
+            # The list forgets the resources, so that their memory is freed.
+            [eager, *_] = all_resources.pop().eager.members
             before_keeping(eager)
-        engine.keep_eager()
-        return eager.contestant.pid
-    finally:
-        engine.close()
+            engine.keep_eager()
+            return eager.contestant.pid
+        finally:
+            engine.close()
+
+    with (
+        referee_at_work(separate_builds=True) as server,
+        closing(KeptEagerProcess()) as kept_process,
+    ):
+        yield time_and_keep_eager
 
 
 def free_bytes():
@@ -52,37 +60,21 @@ def free_bytes():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_kept_process_takes_the_next_problem_and_has_freed_the_last_ones_memory(
-    tmp_path, all_resources
-):
-    with (
-        referee_at_work(separate_builds=True) as server,
-        closing(KeptEagerProcess()) as kept_process,
-    ):
-        pids, free = [], []
-        for name, text in (("linear", LINEAR), ("relu", RELU), ("relu_again", RELU)):
-            pids.append(
-                prepare(text, tmp_path / f"{name}.py", "cuda", server, kept_process, all_resources)
-            )
-            free.append(free_bytes())
+def test_a_kept_process_takes_the_next_problem_and_has_freed_the_last_ones_memory(time_and_keep):
+    pids, free = [], []
+    for text in (LINEAR, RELU, RELU):
+        pids.append(time_and_keep(text, "cuda"))
+        free.append(free_bytes())
     assert len(set(pids)) == 1
     assert free[0] - free[2] < 1 << 28
 
 
-def test_a_process_that_has_ended_is_replaced(device, tmp_path, all_resources):
+def test_a_process_that_has_ended_is_replaced(device, time_and_keep):
     """On a CPU no process is kept, so each problem has new ones."""
 
     def end(eager):
         os.kill(eager.contestant.pid, signal.SIGKILL)
 
-    with (
-        referee_at_work(separate_builds=True) as server,
-        closing(KeptEagerProcess()) as kept_process,
-    ):
-        first = prepare(
-            LINEAR, tmp_path / "first.py", device, server, kept_process, all_resources, end
-        )
-        assert (
-            prepare(LINEAR, tmp_path / "second.py", device, server, kept_process, all_resources)
-            != first
-        )
+    first_pid = time_and_keep(LINEAR, device, before_keeping=end)
+    second_pid = time_and_keep(LINEAR, device)
+    assert second_pid != first_pid

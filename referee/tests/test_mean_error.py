@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from referee.comparison.accuracy import Errors
+from referee.comparison.accuracy import ErrorSizes
 from referee.comparison.budget import FREE_ELEMENTS, SPARSE_FACTOR, Budget
 from referee.comparison.quantity import Kind, Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
@@ -34,7 +34,7 @@ MEAN_SLACKS = {
 @pytest.mark.parametrize("row", MEAN_SLACKS.values(), ids=MEAN_SLACKS)
 def test_the_mean_limit_in_another_draw_follows_from_eagers_errors(row):
     largest, mean, root_mean_square_error, mean_limit, expected = row
-    eager = Errors(
+    eager = ErrorSizes(
         largest=largest, mean=mean, relative=root_mean_square_error / 3, root_mean_square=3.0
     )
     budget = Budget(atol=4 * largest, mean_limit=mean_limit)

@@ -20,7 +20,7 @@ from referee.reference.problem import Problem
 from referee.tests.counters import Counter, until
 from referee.tests.graded import check, remember_resources
 from referee.tests.texts import IMPORTS, correct, module, reference, wrong
-from referee.times.timing import Rounds
+from referee.times.round_limit import RoundLimit
 
 CPU = torch.device("cpu")
 
@@ -264,7 +264,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
     subject = records.Subject("problem", "float32", problem.shape)
     table, record_of = {}, {}
     with referee_at_work(separate_builds=True) as server:
-        engine = Engine(problem, server, Options(Rounds(3), 120.0), lambda *_: None)
+        engine = Engine(problem, server, Options(RoundLimit(3), 120.0), lambda *_: None)
         try:
             engine.prepare()
             [resources] = all_resources

@@ -21,7 +21,7 @@ from referee.verdict import outcome
 from referee.verdict_words import ERROR
 
 RELU = reference("return torch.relu(x)", "[torch.rand(8, 64)]")
-# Replaces a part of each reply that has results. %s becomes items of a dictionary.
+# Replaces ITEMS of each reply that has results.
 FORGED = """
 import json, os
 from referee.child import main
@@ -29,18 +29,18 @@ from referee.child import main
 send = main._reply
 def forge(descriptor, reply):
     if "returned" in reply:
-        reply = reply | {%s}
+        reply = reply | {ITEMS}
     send(descriptor, reply)
 main._reply = forge
 """
 PLAIN = module("return torch.relu(x)")
-# Describes a result with a stride of 2^%d elements.
+# Describes a result with a stride of STRIDE elements.
 STRIDES = """
 from referee.child import kept_results
 
 tell = kept_results.describe
 def describe(x):
-    return tell(x) | {"strides": [1 << %d, 1]}
+    return tell(x) | {"strides": [STRIDE, 1]}
 kept_results.describe = describe
 """
 # Says that all parameters are at the same address.
@@ -56,19 +56,17 @@ from referee.child import main
 
 main._describe = lambda error, file: "text"
 """
-
-
-# Says that autograd keeps %s bytes for the backward.
+# Says that autograd keeps NUMBER bytes for the backward.
 KEPT_BYTES = """
 from referee.child.request_handler import RequestHandler
 
-RequestHandler.count_saved_bytes = lambda self, inputs: {"bytes": %s}
+RequestHandler.count_saved_bytes = lambda self, inputs: {"bytes": NUMBER}
 """
 
 
-def forged(part: str) -> str:
-    """Return the text of a file that replaces this part of its replies."""
-    return FORGED % part + PLAIN
+def forged(items: str) -> str:
+    """Return the text of a file that replaces these items, of a dictionary, in its replies."""
+    return FORGED.replace("ITEMS", items) + PLAIN
 
 
 def test_forged_replies_are_errors(tmp_path):
@@ -84,8 +82,14 @@ def test_forged_replies_are_errors(tmp_path):
             '"results" of a call are no list',
         ),
         "raised_is_a_text": error(RAISED + module("raise ValueError"), '"raised" is no dictionary'),
-        "far_strides": wrong(STRIDES % 46 + PLAIN, "spans .* bytes, more than there is memory"),
-        "long_strides": wrong(STRIDES % 41 + PLAIN, "spans .* bytes, more than there is memory"),
+        "far_strides": wrong(
+            STRIDES.replace("STRIDE", "1 << 46") + PLAIN,
+            "spans .* bytes, more than there is memory",
+        ),
+        "long_strides": wrong(
+            STRIDES.replace("STRIDE", "1 << 41") + PLAIN,
+            "spans .* bytes, more than there is memory",
+        ),
         "correct": correct(PLAIN),
     }
     grade(RELU, table, tmp_path, trials=1)
@@ -93,7 +97,7 @@ def test_forged_replies_are_errors(tmp_path):
 
 @pytest.mark.parametrize("number", ["'x'", "True", "-1", "1.5", "1 << 48", "[8]"])
 def test_kept_bytes_that_are_no_number_of_bytes_are_not_reported(number, tmp_path):
-    table = {"forges": correct(KEPT_BYTES.replace("%s", number) + PLAIN, "training step")}
+    table = {"forges": correct(KEPT_BYTES.replace("NUMBER", number) + PLAIN, "training step")}
     [record] = grade(RELU, table, tmp_path, trials=1).values()
     [run] = record["runs"]
     assert run["step"]["kept_bytes"].keys() == {"eager"}

@@ -56,20 +56,22 @@ def sleeper(fork):
 
 def test_a_stopped_tree_does_nothing(fork):
     """A process that it has started, in another session, does nothing either."""
-    parents, childs = Counter(), Counter()
+    parents_counter, childs_counter = Counter(), Counter()
 
     def start_a_child() -> NoReturn:
         if os.fork() == 0:
             os.setsid()
-            childs.count()
-        parents.count()
+            childs_counter.count()
+        parents_counter.count()
 
     pid = fork(start_a_child)
     tree = processes.ProcessTree(pid, is_solution=False)
     for _ in range(5):
-        assert parents.goes_on() and childs.goes_on()
+        assert parents_counter.goes_on()
+        assert childs_counter.goes_on()
         tree.stop()
-        assert parents.is_still() and childs.is_still()
+        assert parents_counter.is_still()
+        assert childs_counter.is_still()
         tree.go_on()
     [child] = processes.children_of(pid)
     tree.end()

@@ -1,9 +1,8 @@
 """Tells whether a solution's times are a gain over eager's; VERDICTS.md has the rules."""
 
-from dataclasses import dataclass
 from statistics import median
 
-from referee.times.timing import MIN_JUDGED_ROUNDS, StepTimings, Timings, p10_and_p90, speed_up
+from referee.times.ratios import p10_and_p90, speed_up
 from referee.verdict_words import FASTER, SLOWER, TIE, TOO_NOISY
 
 # Two processes that run the same code differ by this factor, because they got other addresses. In a
@@ -12,33 +11,7 @@ PLACEMENT = {"cpu": 1.1, "cuda": 1.01}
 PLACEMENT_SECONDS = {"cpu": 0.0, "cuda": 3e-7}
 # If eager differs from itself by a larger factor, the machine is noisy.
 MAX_CONTROL = 1.3
-
-
-@dataclass
-class TimesOfSetting:
-    """The times under one precision setting.
-
-    Attributes:
-        setting: the precision of float32 products; "" where there is only one.
-        timings: the times of forwards.
-        training_step: the times of training steps, or None.
-    """
-
-    setting: str
-    timings: Timings
-    training_step: StepTimings | None = None
-
-    @property
-    def speed_word(self) -> str:
-        """The solution's time beside eager's, in a word: see `compare_times`."""
-        names, seconds = self.timings.names, self.timings.seconds
-        return compare_times(
-            eager=seconds[names.eager],
-            control=seconds[names.control],
-            solution=seconds[names.solution],
-            device=self.timings.device,
-            lateness=self.timings.lateness,
-        )
+MIN_JUDGED_ROUNDS = 3  # rounds: fewer do not tell a difference from noise
 
 
 def compare_times(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
-from referee.times.timing import p10_and_p90
+from referee.times.ratios import p10_and_p90
 
 MIN_SECONDS = 1e-9  # a clock's zero becomes this, so that ratios are finite
 # When the host has launched the last call of a request, a GPU that is kept busy has at least this
@@ -98,17 +98,6 @@ class Overhead:
     def spread(self) -> float:
         """The seconds by which the overheads of requests differ."""
         return max(self.subtracted - self.eager_p10, 0.0)
-
-    def hideable_seconds(self, call_count: int) -> float:
-        """Return the seconds of each call that a false clock can hide in most requests.
-
-        The referee subtracts `subtracted`. In a request whose overhead is only `eager_p10`, the
-        difference may be time of calls that the process's clock hides.
-
-        Args:
-            call_count: the number of calls in a request.
-        """
-        return self.spread / call_count
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.

@@ -187,19 +187,21 @@ def rounding_errors(x, weight, bias=None, unit=2.0**-24):
     return max(16.0, x.size(-1) ** 0.5 / 4) * unit * squares.max().sqrt().item()
 
 
-def assert_as_accurate(got, torchs, exact, slack=1.0, allowance=0.0):
+def assert_as_accurate(got, torch_result, exact, slack=1.0, allowance=0.0):
     """Assert that the largest error of `got` is at most `slack` times torch's plus `allowance`.
 
     Half types may err by one rounding more. NaN and infinities must be those of `exact`.
 
     Args:
         got: our result.
-        torchs: torch's result.
+        torch_result: torch's result.
         exact: the result in float64.
         slack: a factor.
         allowance: an absolute error.
     """
-    assert (got.dtype, got.shape, got.device) == (torchs.dtype, torchs.shape, torchs.device)
+    assert got.dtype == torch_result.dtype
+    assert got.shape == torch_result.shape
+    assert got.device == torch_result.device
     if got.numel() == 0:
         return
     special = ~exact.to(got.dtype).isfinite()
@@ -209,9 +211,9 @@ def assert_as_accurate(got, torchs, exact, slack=1.0, allowance=0.0):
         return values.masked_fill(special, 0).abs().max().item()
 
     error = largest(got.double() - exact)
-    torchs_error = largest(torchs.double() - exact)
+    torch_error = largest(torch_result.double() - exact)
     if got.dtype in (torch.float16, torch.bfloat16):
         info = torch.finfo(got.dtype)
-        torchs_error += max(info.eps * largest(exact), info.tiny) / 2
-    allowed = slack * torchs_error + allowance
+        torch_error += max(info.eps * largest(exact), info.tiny) / 2
+    allowed = slack * torch_error + allowance
     assert error <= allowed, f"error {error:.3e}, allowed {allowed:.3e}"

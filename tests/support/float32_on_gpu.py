@@ -49,15 +49,15 @@ def forward_summed_at_once(x, weight, bias):
     return torch.relu(z[: x.shape[0], : weight.shape[0]]) / DIVISOR
 
 
-def assert_max_and_mean_error(got, torchs, exact, slack):
+def assert_max_and_mean_error(got, torch_result, exact, slack):
     """Assert that the maximum and the mean error are at most `slack` times torch's.
 
-    `torchs` is torch's result, and `exact` is in float64.
+    `torch_result` is torch's result, and `exact` is in float64.
     """
     assert got.shape == exact.shape
     for reduce in (torch.max, torch.mean):
         error = reduce((got.double() - exact).abs()).item()
-        allowed = slack * reduce((torchs.double() - exact).abs()).item()
+        allowed = slack * reduce((torch_result.double() - exact).abs()).item()
         assert error <= allowed, f"{reduce.__name__} error {error:.3e}, allowed {allowed:.3e}"
 
 

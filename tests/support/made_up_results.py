@@ -7,8 +7,7 @@ from problems import linear_relu_divide as linear
 from problems import relu
 from referee import records
 from referee.call_names import COMPILED
-from referee.times import timing
-from referee.times.gain import TimesOfSetting
+from referee.times.timings import TimesOfSetting, Timings
 from referee.verdict import Verdict
 
 ABOUT = {"device": "a | GPU", "threads": None, "torch": "2.13", "cuda": "13.0", "python": "3.12"}
@@ -18,12 +17,12 @@ PROBLEMS = {relu: relu.ReluProblem, linear: linear.LinearReluDivideProblem}
 HEADLINE = [(module, dtype) for module in (relu, linear) for dtype in DTYPES]
 
 
-def timings(module, ratio: float = 2.0, noise: float = 0.0) -> timing.Timings:
+def timings(module, ratio: float = 2.0, noise: float = 0.0) -> Timings:
     """Make up the times of 20 rounds: eager takes 3 ms, and the solution 3 ms / ratio."""
     draw = random.Random(0)
     names = PROBLEMS[module].names
     rate = PROBLEMS[module].rate
-    made = timing.Timings("cpu", names, rate, 6_000_000, floor=1e-3)
+    made = Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.control: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}
     for name, seconds in typical.items():

@@ -13,11 +13,11 @@ from torch import Tensor
 from problems import operands
 from problems.operands import (
     SPECIAL_COLUMN,
-    Case,
     Draw,
     IndependentOperands,
     MatrixFunction,
     Operands,
+    OperandsCase,
     mask_in_each_row,
     normal_with_column,
     repeat_factors,
@@ -183,7 +183,7 @@ def sharing_columns(
 _half_signed = partial(scaled_uniform, offset=-0.5)  # from -0.5 to 0.5
 _large_samples = partial(scaled_sampled_columns, factors=LARGE_FACTORS)
 
-CASES: dict[str, Case] = operands.CASES | {
+CASES: dict[str, OperandsCase] = operands.CASES | {
     # The sample of a weight row misleads.
     "student weight": IndependentOperands(x=Draw.normal, weight=student),
     "sampled weights are zero": IndependentOperands(

@@ -142,7 +142,7 @@ class Reference:
         return Errors(error.max().item(), error.mean().item(), relative.max().item())
 
 
-def is_special_where_torch_is(got: Tensor, torchs: Tensor, reference: Tensor) -> Tensor:
+def is_special_where_torch_is(got: Tensor, torch_result: Tensor, reference: Tensor) -> Tensor:
     """Return for each element whether our result is finite, inf, -inf or NaN as torch's is.
 
     Where torch's result overflowed, but the exact result is a finite float32, ours may also be
@@ -150,12 +150,12 @@ def is_special_where_torch_is(got: Tensor, torchs: Tensor, reference: Tensor) ->
 
     Args:
         got: our result.
-        torchs: torch's result.
+        torch_result: torch's result.
         reference: the exact result in float64.
     """
-    same = (got == torchs) | (got.isnan() & torchs.isnan())
-    overflowed = ~torch.isfinite(torchs) & torch.isfinite(reference.float())
-    should_be_finite = torch.isfinite(torchs) | overflowed
+    same = (got == torch_result) | (got.isnan() & torch_result.isnan())
+    overflowed = ~torch.isfinite(torch_result) & torch.isfinite(reference.float())
+    should_be_finite = torch.isfinite(torch_result) | overflowed
     is_right = torch.where(should_be_finite, torch.isfinite(got), same)
     return is_right | (overflowed & same)
 
@@ -168,7 +168,11 @@ def bound_ratio(out: Tensor, reference: Reference) -> Tensor:
 
 
 def broken_promises(
-    got: Tensor, torchs: Tensor, reference: Reference, slack: float = 1.0, allowance: float = 0.0
+    got: Tensor,
+    torch_result: Tensor,
+    reference: Reference,
+    slack: float = 1.0,
+    allowance: float = 0.0,
 ) -> list[str]:
     """Return a message for each promise that our result breaks; empty if it keeps all of them.
 
@@ -177,26 +181,26 @@ def broken_promises(
 
     Args:
         got: our result.
-        torchs: torch's result.
+        torch_result: torch's result.
         reference: the exact result.
         slack: a factor.
         allowance: a relative error.
     """
     broken = []
-    wrong = ~is_special_where_torch_is(got, torchs, reference.out)
+    wrong = ~is_special_where_torch_is(got, torch_result, reference.out)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         broken.append(
             f"{int(wrong.sum())} results misplaced, first at {at}: "
-            f"{got[at].item()}, expected {torchs[at].item()}"
+            f"{got[at].item()}, expected {torch_result[at].item()}"
         )
     errors = reference.errors(got)
-    torchs_errors = reference.errors(torchs)
+    torch_errors = reference.errors(torch_result)
     if errors.relative <= allowance:
         return broken
     for name in ("max", "mean", "relative"):
         error = getattr(errors, name)
-        allowed = slack * getattr(torchs_errors, name)
+        allowed = slack * getattr(torch_errors, name)
         if not error <= allowed:
             broken.append(f"{name} error {error:.2e}, allowed {allowed:.2e}")
     return broken

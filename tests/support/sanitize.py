@@ -24,15 +24,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ERROR_STATUS = 86  # the exit status that sanitizers are told to use if they find an error
 
+RELU = ["relu/test_relu_forward.py", "relu/test_relu_backward.py"]
+LINEAR = ["linear/test_linear_forward.py", "linear/test_linear_backward.py"]
+LINEAR_FLOAT32 = "linear/test_linear_float32.py"
 # By the name of a subset: its test files. The markers `sanitize` in these files select the tests.
 SUBSETS = {
-    "linear": "linear_forward linear_backward",  # torch's products and the passes beside them
-    "sm90": "linear_float32 linear_one_product linear_layouts",
-    "other paths": "linear_float32",
-    "relu": "relu_forward relu_backward",
+    "linear": LINEAR,  # torch's products and the passes beside them
+    "sm90": [
+        LINEAR_FLOAT32,
+        "linear/test_linear_one_product.py",
+        "linear/test_linear_layouts.py",
+    ],
+    "other paths": [LINEAR_FLOAT32],
+    "relu": RELU,
 }
-CPU_SUBSET = "relu_forward relu_backward linear_forward linear_backward"
-CPU_SUBSET += " properties_relu properties_linear"
+CPU_FILES = [
+    *RELU,
+    *LINEAR,
+    "relu/test_properties_relu.py",
+    "linear/test_properties_linear.py",
+]
 # Tests of all bit patterns of a dtype add no memory accesses of another kind.
 CPU_MARKERS = "not slow and not all_patterns"
 # Without torch's cache of memory, each tensor is an allocation of its own, and a tool knows its
@@ -133,9 +144,9 @@ def count_errors(output: str) -> int:
     return sum(map(int, counts)) + len(first_errors)
 
 
-def pytest_command(files: str, *options: str) -> list[str]:
-    """Return the command that runs this interpreter's pytest on files of tests."""
-    paths = [f"tests/test_{file}.py" for file in files.split()]
+def pytest_command(files: list[str], *options: str) -> list[str]:
+    """Return the command that runs this interpreter's pytest on files of `tests/`."""
+    paths = [f"tests/{file}" for file in files]
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths, *options]
 
 
@@ -152,7 +163,7 @@ def gpu_runs(tools: list[str]) -> list[Run]:
             "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
         )
     # The kernels are built before the runs so that the tools do not check the compilers.
-    build = pytest_command("relu_forward", "-k", "in_place")
+    build = pytest_command(["relu/test_relu_forward.py"], "-k", "in_place")
     builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **TOOLS[t]}) for t in tools]
     statuses = [process.wait() for process in builds]
     if any(statuses):
@@ -202,7 +213,7 @@ def cpu_runs(folder: Path) -> list[Run]:
         "ASAN_OPTIONS": f"detect_leaks=0:exitcode={ERROR_STATUS}",
         "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode={ERROR_STATUS}",
     }
-    tests = pytest_command(CPU_SUBSET, "-m", CPU_MARKERS)
+    tests = pytest_command(CPU_FILES, "-m", CPU_MARKERS)
     return [Run("address, undefined", "cpu", tests, environment)]
 
 

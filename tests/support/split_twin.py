@@ -421,14 +421,14 @@ def main(m: int = 32, k: int = 8192, n: int = 48) -> None:
     for name in CASES:
         x, weight, bias = draw_case(name, m, k, n)
         reference = Reference(x, weight, bias, 2.0)
-        torchs = cublas(x, weight, bias, 2.0)
-        allowed = reference.errors(torchs)
+        torch_out = cublas(x, weight, bias, 2.0)
+        allowed = reference.errors(torch_out)
         line = f"{name:37} {allowed.relative * 2**24:7.1f}"
         for kernel in (SM80, SM90):
             out = linear(x, weight, bias, 2.0, kernel)
             errors = reference.errors(out)
             pairs = zip(astuple(errors), astuple(allowed), strict=True)
-            broken = broken_promises(out, torchs, reference, FP16X3_SLACK, FEW_TERMS_ERROR)
+            broken = broken_promises(out, torch_out, reference, FP16X3_SLACK, FEW_TERMS_ERROR)
             mark = "!" if broken else " "
             line += " | " + " ".join(f"{ratio(*pair):5.2f}" for pair in pairs)
             line += f" {errors.relative * 2**24:6.1f}{mark}"

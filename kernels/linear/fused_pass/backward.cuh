@@ -93,21 +93,29 @@ struct BlockGrid {
   }
 };
 
+// Adds up the totals of equal columns in a warp that has several rows. In a strip of 8 vectors, for
+// example, threads t, t ^ 8, t ^ 16 and t ^ 24 have the same columns.
+template <typename T, int kSize>
+__device__ __forceinline__ void add_rows_of_warp(T (&totals)[kSize], int strip_width) {
+  for (int distance = 16; distance >= strip_width; distance /= 2) {
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) totals[j] += __shfl_xor_sync(0xffffffff, totals[j], distance);
+  }
+}
+
 // Adds up the column sums of a block's threads, and stores the results in row blockIdx.y of sums
 // [gridDim.y, n]. totals[j] is a thread's sum of element j of its vector, over its own rows. The
 // order of the additions is always the same, so that equal inputs give equal bits.
 //
-//   1. Within a warp that has several rows, shuffles add up the totals of equal columns. In a strip
-//      of 8 vectors, for example, threads t, t ^ 8, t ^ 16 and t ^ 24 have the same columns.
-//   2. Each warp stores its sums in shared memory. Warp j then adds up element j of the vectors
-//      over all warps; its lane l does that for vector l of the strip:
+// Each warp adds up its rows, and stores its sums in shared memory. Warp j then adds up element j
+// of the vectors over all warps; its lane l does that for vector l of the strip:
 //
-//        partial     element 0   element 1   element 2   ...
-//        warp 0          |           |           |
-//        warp 1          |           |           |
-//        ...             v           v           v
-//        warp 7       added by    added by    added by
-//                      warp 0      warp 1      warp 2
+//   partial     element 0   element 1   element 2   ...
+//   warp 0          |           |           |
+//   warp 1          |           |           |
+//   ...             v           v           v
+//   warp 7       added by    added by    added by
+//                 warp 0      warp 1      warp 2
 template <typename T>
 __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Compute<T>* sums,
                                   const RowVector<T>& elements, int64_t n, int strip_width) {
@@ -116,10 +124,7 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
   static_assert(kSize <= kWarps, "each warp adds up one element of the vectors, or none");
   __shared__ Compute<T> partial[kWarps][kSize][32];
   const int vector = threadIdx.x % strip_width;  // its number in the strip
-  for (int distance = 16; distance >= strip_width; distance /= 2) {
-#pragma unroll
-    for (int j = 0; j < kSize; ++j) totals[j] += __shfl_xor_sync(0xffffffff, totals[j], distance);
-  }
+  add_rows_of_warp(totals, strip_width);
 #pragma unroll
   for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = totals[j];
   __syncthreads();

@@ -15,24 +15,35 @@ namespace kernels::fused_pass {
 struct ForwardConfig {
   static constexpr int kThreads = 256;
 
-  // Returns how many vectors a row has. A row is padded to whole bytes of the mask, so that all
-  // threads that share a byte are in one warp. A padding vector has no elements.
+  // Returns how many vectors a row has, with padding: a row is padded to whole bytes of the mask,
+  // so that all threads that share a byte are in one warp. A padding vector has no elements.
   template <typename T>
-  static int64_t row_vectors(int64_t n) {
+  static int64_t padded_row_vectors(int64_t n) {
     constexpr int kVectorsPerByte = MaskLayout::kColumns / Vector<T>::kSize;
     return bytes_of_bits(n) * kVectorsPerByte;
   }
 };
 
 // Returns the row that vector number `vector` belongs to, in a matrix of all_vectors vectors, of
-// which each row has row_vectors. Where the numbers fit, the division has 32 bits, which is several
-// times as fast as one of 64 bits.
-__device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t all_vectors) {
-  if (row_vectors == all_vectors) return 0;
+// which each row has padded_row_vectors. Where the numbers fit, the division has 32 bits, which is
+// several times as fast as one of 64 bits.
+__device__ inline int64_t row_of(int64_t vector, int64_t padded_row_vectors, int64_t all_vectors) {
+  if (padded_row_vectors == all_vectors) return 0;
   if (all_vectors <= UINT32_MAX) {
-    return static_cast<uint32_t>(vector) / static_cast<uint32_t>(row_vectors);
+    return static_cast<uint32_t>(vector) / static_cast<uint32_t>(padded_row_vectors);
   }
-  return vector / row_vectors;
+  return vector / padded_row_vectors;
+}
+
+// Combines the bits of the threads whose vectors share a byte of the mask (relu/forward.cuh has a
+// picture of that). Each of these threads passes its own bits in their places, and gets the byte.
+template <typename T>
+__device__ __forceinline__ uint32_t combine_bits(uint32_t bits) {
+#pragma unroll
+  for (int distance = 1; distance < MaskLayout::kColumns / Vector<T>::kSize; distance *= 2) {
+    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
+  }
+  return bits;
 }
 
 // In place: out [m, n] = relu(out) / divisor. mask [m, (n + 7) / 8], or null.
@@ -53,11 +64,11 @@ __device__ inline int64_t row_of(int64_t vector, int64_t row_vectors, int64_t al
 template <typename T>
 __global__ void __launch_bounds__(ForwardConfig::kThreads)
     forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t n,
-                   int64_t row_vectors, int64_t all_vectors, bool is_aligned) {
+                   int64_t padded_row_vectors, int64_t all_vectors, bool is_aligned) {
   constexpr int kSize = Vector<T>::kSize;
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * ForwardConfig::kThreads + threadIdx.x;
-  const int64_t row = row_of(vector, row_vectors, all_vectors);
-  const int64_t first_column = (vector - row * row_vectors) * kSize;
+  const int64_t row = row_of(vector, padded_row_vectors, all_vectors);
+  const int64_t first_column = (vector - row * padded_row_vectors) * kSize;
   // Threads after the last vector take part in the exchange of bits, as if their row were empty.
   const int64_t row_end = vector < all_vectors ? n : 0;
   const RowVector<T> elements(first_column, row_end, is_aligned);
@@ -73,14 +84,8 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   }
   elements.store(out, z);
   if (mask == nullptr) return;
-
-  // The threads of a byte combine their bits (relu/forward.cuh has a picture of that).
-  const int place = static_cast<int>(elements.first_column % MaskLayout::kColumns);
-  bits <<= place;
-#pragma unroll
-  for (int distance = 1; distance < MaskLayout::kColumns / kSize; distance *= 2) {
-    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
-  }
+  const int place = static_cast<int>(elements.first_column % MaskLayout::kColumns);  // in its byte
+  bits = combine_bits<T>(bits << place);
   if (place != 0 || elements.count == 0) return;
   mask[row * bytes_of_bits(n) + elements.first_column / MaskLayout::kColumns] =
       static_cast<uint8_t>(bits);

@@ -31,13 +31,13 @@ int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream) {
   using namespace fused_pass;
   return dispatch_dtype(call.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t row_vectors = ForwardConfig::row_vectors<T>(call.n);
-    const int64_t all_vectors = call.m * row_vectors;
+    const int64_t padded_row_vectors = ForwardConfig::padded_row_vectors<T>(call.n);
+    const int64_t all_vectors = call.m * padded_row_vectors;
     const int64_t row_bytes = call.m == 1 ? 0 : call.n * sizeof(T);  // for has_aligned_rows
     return launch<forward_kernel<T>>(
         blocks_of(all_vectors, ForwardConfig::kThreads), ForwardConfig::kThreads, stream,
         static_cast<T*>(call.out), Divisor<Compute<T>>(call.divisor), call.mask, call.n,
-        row_vectors, all_vectors, has_aligned_rows(call.out, row_bytes));
+        padded_row_vectors, all_vectors, has_aligned_rows(call.out, row_bytes));
   });
 }
 

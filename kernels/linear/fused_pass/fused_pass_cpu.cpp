@@ -36,8 +36,8 @@ struct CpuBackwardConfig {
   // loaded and stored once for four terms.
   static constexpr int64_t kRunsAdded = 4;
   // First the columns of each row group are summed, and then the sums of the row groups. A row
-  // group has 64 rows, or more if they are short: row_group_size, below.
-  static constexpr int64_t kRowGroupSize = 64;
+  // group has 64 rows, or more if they are short (Units).
+  static constexpr int64_t kLeastRowGroup = 64;
 };
 static_assert(CpuBackwardConfig::kRunsAdded == 4, "add_four_runs adds four");
 
@@ -123,28 +123,9 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
              });
 }
 
-// The rows of backward's runs: as many as fit, or 1 if a row is longer than a run. If 64 or
-// more fit, the number is a multiple of 64: the runs then have whole blocks for every n, and
-// whole blocks are faster.
-int64_t rows_per_run(int64_t n) {
-  const int64_t rows = kMaxRun / n;
-  if (rows >= kBlock) return rows / kBlock * kBlock;
-  return std::max<int64_t>(rows, 1);
-}
-
-// The rows of a row group: 64, or those of four runs if they are more. Row groups do not
-// depend on the number of threads, and so neither does the order of the additions.
-int64_t row_group_size(int64_t n) {
-  return std::max(CpuBackwardConfig::kRowGroupSize,
-                  CpuBackwardConfig::kRunsAdded * rows_per_run(n));
-}
-
-int64_t row_groups_of(int64_t m, int64_t n) { return divide_up(m, row_group_size(n)); }
-
-int64_t units_of_row_group(int64_t n) { return divide_up(n, kMaxRun); }
-
-// The part of the matrix that one thread handles at a time in backward: the rows of a row group,
-// and as many columns as a run has. Units are numbered along the rows:
+// How backward divides a matrix [m, n] into units. A unit is the part that one thread handles at a
+// time: the rows of a row group, and as many columns as a run has. Units are numbered along the
+// rows:
 //
 //     n = 1300: rows are longer than a run          n = 200: a run has two whole rows
 //
@@ -155,6 +136,31 @@ int64_t units_of_row_group(int64_t n) { return divide_up(n, kMaxRun); }
 //      |  3    |  4    | 5  |  row group 1            |      1       |   row group 1
 //      +-------+-------+----+                         +--------------+
 //      a unit has 64 runs of one row                  a unit has 32 runs of two rows
+struct Units {
+  int64_t m;
+  int64_t n;
+  // As many rows as fit into a run, or 1 if a row is longer. If 64 or more fit, the number is a
+  // multiple of 64: the runs then have whole blocks for every n, and whole blocks are faster.
+  int64_t rows_of_run;
+  // 64, or the rows of four runs if they are more. Row groups do not depend on the number of
+  // threads, and so neither does the order of the additions.
+  int64_t rows_of_row_group;
+  int64_t row_groups;
+  int64_t per_row_group;
+
+  Units(int64_t m, int64_t n) : m(m), n(n) {
+    rows_of_run = std::max<int64_t>(kMaxRun / n, 1);
+    if (rows_of_run >= kBlock) rows_of_run = rows_of_run / kBlock * kBlock;
+    rows_of_row_group =
+        std::max(CpuBackwardConfig::kLeastRowGroup, CpuBackwardConfig::kRunsAdded * rows_of_run);
+    row_groups = divide_up(m, rows_of_row_group);
+    per_row_group = divide_up(n, kMaxRun);
+  }
+
+  int64_t count() const { return row_groups * per_row_group; }
+};
+
+// One of the units.
 struct Unit {
   int64_t row_group;
   int64_t first_row;
@@ -163,13 +169,13 @@ struct Unit {
   int64_t columns;
   int64_t rows_of_run;  // the last run of a unit may have fewer
 
-  Unit(int64_t index, int64_t m, int64_t n) {
-    row_group = index / units_of_row_group(n);
-    first_row = row_group * row_group_size(n);
-    rows = std::min(row_group_size(n), m - first_row);
-    first_column = index % units_of_row_group(n) * kMaxRun;
-    columns = std::min(kMaxRun, n - first_column);
-    rows_of_run = std::min(rows_per_run(n), rows);
+  Unit(int64_t number, const Units& units) {
+    row_group = number / units.per_row_group;
+    first_row = row_group * units.rows_of_row_group;
+    rows = std::min(units.rows_of_row_group, units.m - first_row);
+    first_column = number % units.per_row_group * kMaxRun;
+    columns = std::min(kMaxRun, units.n - first_column);
+    rows_of_run = std::min(units.rows_of_run, rows);
   }
 };
 
@@ -208,31 +214,39 @@ struct Backward {
     divide_and_select<E>(grad_output + first, flags, divisor, grad_z + first, count);
   }
 
+  // Writes grad_z of the unit's rows begin <= row < end, run by run.
+  void write_rows(const Unit& unit, int64_t begin, int64_t end) const {
+    for (int64_t row = begin; row < end; row += unit.rows_of_run) {
+      const int64_t rows = std::min(unit.rows_of_run, end - row);
+      write_run(row, rows, unit.first_column, unit.columns);
+    }
+  }
+
   // Writes grad_z of a unit. Also writes the sums of the unit's columns to row unit.row_group of
   // `sums`, unless it is null.
   void write_unit(const Unit& unit) const {
+    const int64_t unit_end = unit.first_row + unit.rows;
+    if (sums == nullptr) {
+      write_rows(unit, unit.first_row, unit_end);
+      return;
+    }
     // element_sums[i] is the sum over all runs of their element i. If a run has several rows, a
     // column has one sum for each row of the run. sum_rows adds these sums at the end.
     double element_sums[kMaxRun];
-    if (sums != nullptr) std::fill_n(element_sums, unit.rows_of_run * unit.columns, 0.0);
+    std::fill_n(element_sums, unit.rows_of_run * unit.columns, 0.0);
     // Four runs of grad_z are written, and then added while they are in the L1 cache.
-    const int64_t rows_at_once = CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
-    const int64_t unit_end = unit.first_row + unit.rows;
-    for (int64_t begin = unit.first_row; begin < unit_end; begin += rows_at_once) {
-      const int64_t end = std::min(begin + rows_at_once, unit_end);
-      for (int64_t row = begin; row < end; row += unit.rows_of_run) {
-        const int64_t rows = std::min(unit.rows_of_run, end - row);
-        write_run(row, rows, unit.first_column, unit.columns);
-      }
-      if (sums != nullptr) add_runs(unit, begin, end, element_sums);
+    const int64_t rows_of_four_runs = CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
+    for (int64_t row = unit.first_row; row < unit_end; row += rows_of_four_runs) {
+      const int64_t end = std::min(row + rows_of_four_runs, unit_end);
+      write_rows(unit, row, end);
+      add_rows(unit, row, end, element_sums);
     }
-    if (sums == nullptr) return;
     sum_rows(element_sums, unit.rows_of_run, unit.columns);
     std::copy_n(element_sums, unit.columns, sums + unit.row_group * n + unit.first_column);
   }
 
-  // Adds the unit's runs of the rows begin <= row < end, at most four runs, to their sums.
-  void add_runs(const Unit& unit, int64_t begin, int64_t end, double* element_sums) const {
+  // Adds the unit's rows begin <= row < end of grad_z, at most four runs, to element_sums.
+  void add_rows(const Unit& unit, int64_t begin, int64_t end, double* element_sums) const {
     const Bits* run = grad_z + begin * n + unit.first_column;
     const int64_t stride = unit.rows_of_run * n;
     const bool has_four = end - begin == CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
@@ -270,26 +284,27 @@ void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t en
 // The bytes of Backward::sums.
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call) {
   if (call.grad_bias == nullptr) return 0;
-  return row_groups_of(call.m, call.n) * call.n * sizeof(double);
+  return Units(call.m, call.n).row_groups * call.n * sizeof(double);
 }
 
 int64_t linear_fused_pass_backward_units(const FusedPassBackwardArguments& call) {
-  return row_groups_of(call.m, call.n) * units_of_row_group(call.n);
+  return Units(call.m, call.n).count();
 }
 
 void linear_fused_pass_backward(const FusedPassBackwardArguments& call, int64_t begin,
                                 int64_t end) {
   dispatch_dtype(call.dtype, [=](auto element) {
     const Backward<decltype(element)> backward(call);
-    for (int64_t index = begin; index < end; ++index) {
-      backward.write_unit(Unit(index, call.m, call.n));
+    const Units units(call.m, call.n);
+    for (int64_t number = begin; number < end; ++number) {
+      backward.write_unit(Unit(number, units));
     }
   });
 }
 
 void linear_fused_pass_backward_sum(const FusedPassBackwardArguments& call) {
   auto* const sums = static_cast<double*>(call.workspace);
-  sum_rows(sums, row_groups_of(call.m, call.n), call.n);
+  sum_rows(sums, Units(call.m, call.n).row_groups, call.n);
   dispatch_dtype(call.dtype, [=](auto element) {
     using E = decltype(element);
     auto* const grad_bias = static_cast<typename E::Bits*>(call.grad_bias);

@@ -72,7 +72,7 @@ struct LinearReluDivideBackward : Node {
   Namespace name_space;  // the namespace of the forward's operator
   SavedVariable x, weight, mask;
   double divisor;
-  bool transposes_grad_x, transposes_grad_weight;  // as in BackwardInputs
+  Transposes transposes;
 
   std::string name() const override { return "LinearReluDivideBackward"; }
 
@@ -91,22 +91,23 @@ struct LinearReluDivideBackward : Node {
     if (needs_grad_weight) saved_x = x.unpack();
     if (needs_grad_x) saved_weight = weight.unpack();
     BackwardInputs inputs{grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor};
-    inputs.transposes_grad_x = transposes_grad_x;
-    inputs.transposes_grad_weight = transposes_grad_weight;
+    inputs.transposes = transposes;
     const Gradients gradients = compute(inputs);
     // The operator returns empty tensors for gradients that are not needed.
     return {needs_grad_x ? gradients.x : Tensor(), needs_grad_weight ? gradients.weight : Tensor(),
             needs_grad_bias ? gradients.bias : Tensor()};
   }
 
-  // Computes the gradients by torch's ops, our kernels or, in traces and for subclasses, the
-  // operator linear_relu_divide_gradients.
+  // Computes the gradients. The first line that fits decides how:
+  //
+  //   they may be differentiated again       by torch's ops, which autograd records
+  //   plain tensors                          by our kernels
+  //   vmap, after a forward outside vmap     by torch's ops, for the whole batch at once
+  //   traces, subclasses and tangents        by the operator linear_relu_divide_gradients
   Gradients compute(const BackwardInputs& inputs) {
     if (at::GradMode::is_enabled()) return differentiable_gradients(inputs);
     const c10::DispatchKeySet keys = keys_of(inputs);
     if (is_plain(keys) && !has_tangent(inputs.grad_output)) return compute_gradients(inputs);
-    // vmap of a backward whose forward ran outside vmap: torch's ops compute the whole batch at
-    // once.
     if (is_batched(keys)) return gradients_by_torch(inputs, unpack_mask(inputs));
     const auto [grad_x, grad_weight, grad_bias] = call_gradients(name_space, inputs);
     return {grad_x, grad_weight, grad_bias};
@@ -131,20 +132,42 @@ struct LinearReluDivideBackward : Node {
   }
 };
 
+// Returns which gradients eager would compute as (B^T A^T)^T. The operands have memory.
+inline Transposes transposes_of_eager(const LinearInputs& inputs) {
+  Transposes transposes;
+  transposes.grad_x = inputs.x.dim() == 2 && is_column_major(inputs.x, /*alignment=*/1);
+  transposes.grad_weight = !inputs.weight.is_contiguous();
+  return transposes;
+}
+
 // Records the backward of out = linear_relu_divide(inputs).
 inline void record_backward(Namespace name_space, const LinearInputs& inputs, const Tensor& out,
-                            const Tensor& mask, bool runs_kernels) {
+                            const Tensor& mask, Transposes transposes) {
   auto node = make_node<LinearReluDivideBackward>(inputs.x, inputs.weight, inputs.bias);
   if (needs_gradient(inputs.weight)) node->x = SavedVariable(inputs.x, /*is_output=*/false);
   if (needs_gradient(inputs.x)) node->weight = SavedVariable(inputs.weight, /*is_output=*/false);
   node->name_space = name_space;
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = inputs.divisor;
-  // The layouts are looked at only if kernels run: a trace's tensors have no memory.
-  node->transposes_grad_x =
-      runs_kernels && inputs.x.dim() == 2 && is_column_major(inputs.x, /*alignment=*/1);
-  node->transposes_grad_weight = runs_kernels && !inputs.weight.is_contiguous();
+  node->transposes = transposes;
   torch::autograd::set_history(out, std::move(node));
+}
+
+// linear_relu_divide while torch.compile or make_fx traces, which records the operators that are
+// called here. Its tensors have no memory. Records the backward if a gradient is needed.
+inline Tensor linear_autograd_in_trace(Namespace name_space, const LinearInputs& inputs) {
+  if (!any_operand(inputs, needs_gradient)) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return call_linear(name_space, inputs);
+  }
+  TwoTensors out_and_mask;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    out_and_mask = call_linear_with_mask(name_space, inputs);
+  }
+  const auto& [out, mask] = out_and_mask;
+  record_backward(name_space, inputs, out, mask, Transposes{});
+  return out;
 }
 
 // linear_relu_divide for an ordinary call: computes the forward, and records the backward if a
@@ -153,9 +176,9 @@ template <Namespace name_space>
 Tensor linear_autograd(const LinearInputs& inputs) {
   const GateAnswer answer = ask_gate(inputs);
   if (answer == GateAnswer::kReference) return linear_by_torch(inputs);
-  const bool runs_kernels = answer == GateAnswer::kKernels;
+  if (answer == GateAnswer::kTracing) return linear_autograd_in_trace(name_space, inputs);
 
-  if (runs_kernels && inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
+  if (inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
     // The backward keeps the matrix that as_matrix returns, as eager's does. If that is a copy, a
     // user may change x in place before the backward, as in eager. as_matrix and _unsafe_view
     // record their own backwards.
@@ -165,21 +188,9 @@ Tensor linear_autograd(const LinearInputs& inputs) {
     return at::_unsafe_view(out, with_last(inputs.x.sizes(), inputs.weight.size(0)));
   }
 
-  if (!any_operand(inputs, needs_gradient)) {
-    if (runs_kernels) return compute_linear(inputs, /*mask=*/Tensor());
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear(name_space, inputs);
-  }
-
-  TwoTensors out_and_mask;
-  if (runs_kernels) {
-    out_and_mask = linear_with_mask_without_autograd(inputs);
-  } else {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    out_and_mask = call_linear_with_mask(name_space, inputs);
-  }
-  const auto& [out, mask] = out_and_mask;
-  record_backward(name_space, inputs, out, mask, runs_kernels);
+  if (!any_operand(inputs, needs_gradient)) return compute_linear(inputs, /*mask=*/Tensor());
+  const auto [out, mask] = linear_with_mask_without_autograd(inputs);
+  record_backward(name_space, inputs, out, mask, transposes_of_eager(inputs));
   return out;
 }
 
@@ -190,10 +201,10 @@ ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
   const auto is_differentiated = [](const Tensor& t) {
     return needs_gradient(t) || has_tangent(t);
   };
-  if (is_differentiated(inputs.grad_output) || (inputs.x && is_differentiated(*inputs.x)) ||
-      (inputs.weight && is_differentiated(*inputs.weight))) {
-    return linear_gradients_by_torch(inputs);
-  }
+  const bool results_are_differentiated = is_differentiated(inputs.grad_output) ||
+                                          (inputs.x && is_differentiated(*inputs.x)) ||
+                                          (inputs.weight && is_differentiated(*inputs.weight));
+  if (results_are_differentiated) return linear_gradients_by_torch(inputs);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return call_gradients(name_space, inputs);
 }

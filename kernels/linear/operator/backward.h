@@ -32,6 +32,14 @@ namespace kernels {
 
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
+// The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
+// multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the same:
+// on a CPU the other order may take ten times as long.
+struct Transposes {
+  bool grad_x = false;
+  bool grad_weight = false;
+};
+
 // The operands of the backward, and the gradients that are needed. The struct only refers to the
 // tensors.
 struct BackwardInputs {
@@ -42,11 +50,7 @@ struct BackwardInputs {
   bool needs_grad_bias;
   double divisor;
 
-  // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
-  // multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the
-  // same: on a CPU the other order may take ten times as long.
-  bool transposes_grad_x = false;
-  bool transposes_grad_weight = false;
+  Transposes transposes = {};
 };
 
 // The gradients of x, weight and bias; undefined tensors for those that are not needed.
@@ -54,7 +58,7 @@ struct Gradients {
   Tensor x, weight, bias;
 };
 
-// The results of the fused pass. bias is undefined if it is not needed.
+// grad_z and grad_bias. bias is undefined if it is not needed.
 struct GradZAndBias {
   Tensor z, bias;
 };
@@ -112,17 +116,16 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   return grad;
 }
 
-// Returns whether to try run_gemm for the product of a [M, K] and b [K, N].
-inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
-  if (!a.is_cuda()) return false;
-  if (a.scalar_type() == at::kFloat) {
-    // At `high`, only the path sm90 has a kernel for gradients.
-    const bool is_highest = float32_precision() == Precision::kHighest;
-    const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
-    return is_highest || may_choose_sm90;
-  }
-  const bool is_half_type = a.element_size() == 2;
-  if (!is_half_type) return false;
+// Returns whether to try run_gemm for a product in float32. At `high`, only the path sm90 has a
+// kernel for gradients.
+inline bool should_try_gemm_in_float32() {
+  const bool is_highest = float32_precision() == Precision::kHighest;
+  const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
+  return is_highest || may_choose_sm90;
+}
+
+// Returns whether to try run_gemm for the product of a [M, K] and b [K, N] in a half type.
+inline bool should_try_gemm_in_half_type(const Tensor& a, const Tensor& b) {
   // choose_path would leave small products to torch, too. To ask here takes less time.
   const bool is_large_enough =
       forced_path.has_value() || a.size(0) * b.size(1) >= kLeastHalfGradient;
@@ -132,6 +135,14 @@ inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
     return is_row_major(t, kVectorBytes) || is_column_major(t, kVectorBytes);
   };
   return is_large_enough && is_readable(a) && is_readable(b);
+}
+
+// Returns whether to try run_gemm for the product of a [M, K] and b [K, N].
+inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
+  if (!a.is_cuda()) return false;
+  if (a.scalar_type() == at::kFloat) return should_try_gemm_in_float32();
+  const bool is_half_type = a.element_size() == 2;
+  return is_half_type && should_try_gemm_in_half_type(a, b);
 }
 
 // Returns a [M, K] times b [K, N] by torch's product: as (b^T a^T)^T if `transposes`.
@@ -155,20 +166,20 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
   return multiply_by_torch(a, b, transposes);
 }
 
-// Computes the gradients of x and weight that are needed. `multiply` is multiply_matrices or
-// multiply_by_torch. Weight's gradient comes first: it reads grad_z while the L2 cache still has
-// it.
+// Computes the gradients of x and weight that are needed, from grad_z. `multiply` is
+// multiply_matrices or multiply_by_torch. Weight's gradient comes first: it reads grad_z while the
+// L2 cache still has it.
 template <typename Multiply>
-Gradients finish_gradients(const BackwardInputs& inputs, const GradZAndBias& grad,
-                           const Multiply& multiply) {
+Gradients gradients_from_grad_z(const BackwardInputs& inputs, const GradZAndBias& grad,
+                                const Multiply& multiply) {
   const Tensor grad_z = as_matrix(grad.z);
   Gradients gradients;
   gradients.bias = grad.bias;
   if (inputs.x) {
-    gradients.weight = multiply(grad_z.t(), as_matrix(*inputs.x), inputs.transposes_grad_weight);
+    gradients.weight = multiply(grad_z.t(), as_matrix(*inputs.x), inputs.transposes.grad_weight);
   }
   if (inputs.weight) {
-    gradients.x = multiply(grad_z, *inputs.weight, inputs.transposes_grad_x);
+    gradients.x = multiply(grad_z, *inputs.weight, inputs.transposes.grad_x);
     if (grad.z.dim() != 2) {
       const c10::SymInt k = gradients.x.sym_size(-1);
       gradients.x = gradients.x.view_symint(with_last(grad.z.sym_sizes(), k));
@@ -195,7 +206,7 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
                                   /*threshold=*/0);
   if (inputs.needs_grad_bias) grad.bias = as_matrix(grad.z).sum(0);
-  return finish_gradients(inputs, grad, multiply_by_torch);
+  return gradients_from_grad_z(inputs, grad, multiply_by_torch);
 }
 
 // Returns whether x and weight fit grad_output, where they are present.
@@ -251,7 +262,7 @@ inline Gradients compute_gradients(const BackwardInputs& inputs) {
   if (inputs.grad_output.numel() == 0) return gradients_by_torch(inputs, unpack_mask(inputs));
   const DeviceGuard guard(inputs.grad_output);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return finish_gradients(inputs, run_fused_pass_backward(inputs), multiply_matrices);
+  return gradients_from_grad_z(inputs, run_fused_pass_backward(inputs), multiply_matrices);
 }
 
 // Returns the gradients as an operator does: empty tensors in place of undefined ones, which

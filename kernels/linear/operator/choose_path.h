@@ -138,12 +138,12 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
     int least_k;
   };
   constexpr Rule kRules[] = {
-      {1, kVeryFewRows, kManyTiles, 1},
-      {1, kVeryFewRows, kNoLimit, kLongK},
-      {kVeryFewRows + 1, kTileRows, kMediumTiles, kMediumK},
-      {kVeryFewRows + 1, kTileRows, kNoLimit, kLongK},
-      {kTileRows + 1, kNoLimit, kMediumTiles, kMediumK},
-      {kTileRows + 1, kNoLimit, kFewTiles, kLeastKAtHighest},
+      {1, kVeryFewRows, kManyTiles, 1},                        // rows 1 - 8, tiles <= 4
+      {1, kVeryFewRows, kNoLimit, kLongK},                     // rows 1 - 8, K >= 512
+      {kVeryFewRows + 1, kTileRows, kMediumTiles, kMediumK},   // rows 9 - 16, tiles <= 2, K >= 256
+      {kVeryFewRows + 1, kTileRows, kNoLimit, kLongK},         // rows 9 - 16, K >= 512
+      {kTileRows + 1, kNoLimit, kMediumTiles, kMediumK},       // rows >= 17, tiles <= 2, K >= 256
+      {kTileRows + 1, kNoLimit, kFewTiles, kLeastKAtHighest},  // rows >= 17, tiles <= 1, K >= 16
   };
 
   if (!product.is_highest() && product.m > kVeryFewRows) return false;

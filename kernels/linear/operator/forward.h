@@ -57,16 +57,15 @@ inline Tensor compute_linear(const LinearInputs& inputs, const Tensor& mask) {
   const DeviceGuard guard(inputs.x);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Tensor x = as_matrix(inputs.x);
-  Tensor out;
   if (!is_empty(inputs)) {
-    out = run_gemm({x, inputs.weight, inputs.bias, inputs.divisor}, /*is_forward=*/true, mask);
+    const Tensor out =
+        run_gemm({x, inputs.weight, inputs.bias, inputs.divisor}, /*is_forward=*/true, mask);
+    if (out.defined() && inputs.x.dim() == 2) return out;
+    if (out.defined()) return out.view(with_last(inputs.x.sizes(), inputs.weight.size(0)));
   }
-  if (!out.defined()) {
-    out = at::linear(inputs.x, inputs.weight, inputs.bias).contiguous();
-    if (out.numel() > 0) run_fused_pass(out, inputs.divisor, mask);
-  }
-  if (inputs.x.dim() == 2) return out;
-  return out.view(with_last(inputs.x.sizes(), inputs.weight.size(0)));
+  const Tensor out = at::linear(inputs.x, inputs.weight, inputs.bias).contiguous();
+  if (out.numel() > 0) run_fused_pass(out, inputs.divisor, mask);
+  return out;
 }
 
 // linear_relu_divide for a call that skips autograd.

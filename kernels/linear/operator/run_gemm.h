@@ -59,13 +59,19 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
   return {copy, stride};
 }
 
+// The layouts of an operand that a path's kernel can read in place.
+struct OperandRule {
+  int64_t alignment;  // in bytes; each row has to begin at a multiple of it
+  bool takes_transposed = false;
+};
+
 // Returns the matrix itself if the kernel can read it in place, otherwise a copy.
-inline MatrixView make_readable(const Tensor& matrix, int64_t alignment, bool takes_transposed) {
-  if (is_row_major(matrix, alignment)) return {matrix, matrix.stride(0)};
-  if (takes_transposed && is_column_major(matrix, alignment)) {
+inline MatrixView make_readable(const Tensor& matrix, const OperandRule& rule) {
+  if (is_row_major(matrix, rule.alignment)) return {matrix, matrix.stride(0)};
+  if (rule.takes_transposed && is_column_major(matrix, rule.alignment)) {
     return {matrix, matrix.stride(1), /*is_transposed=*/true};
   }
-  return copy_with_aligned_rows(matrix, alignment);
+  return copy_with_aligned_rows(matrix, rule.alignment);
 }
 
 inline Gpu gpu_of(const Tensor& x) {
@@ -79,29 +85,39 @@ inline Gpu gpu_of(const Tensor& x) {
   return {10 * major + minor, attribute(cudaDevAttrMultiProcessorCount)};
 }
 
-// The operands that a path's kernel can read in place.
+// The rules of both operands.
 struct OperandRules {
-  int64_t x_alignment, weight_alignment;  // in bytes; each row has to begin at a multiple of it
-  bool takes_transposed_x, takes_transposed_weight;
+  OperandRule x, weight;
 };
 
-// Returns the rules of a path for this product.
+// Returns the rules of a path, which is not torch's, for this product.
 inline OperandRules rules_of(Path path, const Product& product) {
-  const bool is_float32 = product.dtype == DType::kFloat32;
-  const bool is_highest = product.is_highest();
-  const bool is_gemm_one_product = path == Path::kSm90 && !is_highest;
-  // fp16x3 begins with a pass that splits x, and in sm80/ the weight too. The pass reads rows at
-  // any address. All other operands are read by TMA or by vector loads, which need aligned rows.
-  const bool splits_x = path == Path::kSm80 || (path == Path::kSm90 && is_highest);
-  const bool splits_weight = path == Path::kSm80;
-  const int64_t element_bytes = bytes_of_element(product.dtype);
+  // TMA and vector loads need aligned rows.
+  const OperandRule vector_rows{kVectorBytes};
+  const OperandRule vector_rows_or_transposed{kVectorBytes, /*takes_transposed=*/true};
+  // fp16x3 begins with a pass that splits x, and in sm80/ the weight too. It reads rows at any
+  // address.
+  const OperandRule any_rows{bytes_of_element(product.dtype)};
 
-  OperandRules rules{};
-  rules.x_alignment = splits_x ? element_bytes : kVectorBytes;
-  rules.weight_alignment = splits_weight ? element_bytes : kVectorBytes;
-  rules.takes_transposed_x = is_gemm_one_product && !is_float32;
-  rules.takes_transposed_weight = is_gemm_one_product;
-  return rules;
+  if (path == Path::kSkinny) return {vector_rows, vector_rows};
+  if (path == Path::kSm80) return {any_rows, any_rows};
+  // The path sm90: gemm_fp16x3 at `highest`, otherwise gemm_one_product.
+  if (product.is_highest()) return {any_rows, vector_rows};
+  if (product.is_float32()) return {vector_rows, vector_rows_or_transposed};
+  return {vector_rows_or_transposed, vector_rows_or_transposed};
+}
+
+// The operands of a product as its kernel reads them.
+struct ReadableOperands {
+  MatrixView x, weight;
+  Tensor bias;  // undefined for none
+};
+
+// Makes the operands readable, by copies where necessary.
+inline ReadableOperands make_operands_readable(const LinearInputs& inputs,
+                                               const OperandRules& rules) {
+  return {make_readable(inputs.x, rules.x), make_readable(inputs.weight, rules.weight),
+          inputs.bias ? inputs.bias->contiguous() : Tensor()};
 }
 
 // The functions of launchers.h that compute a product by one path.
@@ -148,10 +164,10 @@ inline Product product_of(const LinearInputs& inputs, bool is_forward) {
   return product;
 }
 
-// Returns the arguments of a kernel, except out and workspace. mask and bias may be undefined.
-inline LinearArguments arguments_of(const Product& product, const MatrixView& x,
-                                    const MatrixView& weight, const Tensor& bias, double divisor,
-                                    const Tensor& mask) {
+// Returns the arguments of a kernel, except out and workspace. mask may be undefined.
+inline LinearArguments arguments_of(const Product& product, const ReadableOperands& operands,
+                                    double divisor, const Tensor& mask) {
+  const auto& [x, weight, bias] = operands;
   LinearArguments call{};
   call.dtype = product.dtype;
   call.precision = product.precision;
@@ -197,19 +213,13 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   const Path path = forced_path ? *forced_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
-  // Make the operands readable, by copies where necessary. If the kernel does not support the call
-  // after all, these copies were made in vain, and torch multiplies the operands themselves.
-  const OperandRules rules = rules_of(path, product);
-  const MatrixView x = make_readable(inputs.x, rules.x_alignment, rules.takes_transposed_x);
-  const MatrixView weight =
-      make_readable(inputs.weight, rules.weight_alignment, rules.takes_transposed_weight);
-  const Tensor bias = inputs.bias ? inputs.bias->contiguous() : Tensor();
-
-  // Ask the kernel.
+  // Ask the kernel. If it does not support the call, copies of operands were made in vain, and
+  // torch multiplies the operands themselves.
+  const ReadableOperands operands = make_operands_readable(inputs, rules_of(path, product));
   const GemmKernel kernel = kernel_of(path);
-  LinearArguments call = arguments_of(product, x, weight, bias, inputs.divisor, mask);
+  LinearArguments call = arguments_of(product, operands, inputs.divisor, mask);
   if (!has_code_for(gpu, path) || !kernel.supports(call)) {
-    if (forced_path) fail_for_forced_path(path, gpu, x.tensor, weight.tensor);
+    if (forced_path) fail_for_forced_path(path, gpu, inputs.x, inputs.weight);
     return {};
   }
 

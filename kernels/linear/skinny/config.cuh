@@ -29,9 +29,8 @@ struct SkinnyConfig {
   static constexpr int kMaxBytes = 112 * 1024;  // a block's dynamic shared memory
   static_assert(kBlocksPerMultiprocessor * (kMaxBytes + 1024) <= 228 * 1024,
                 "two blocks, with 1 KiB each that CUDA reserves, fit into a Hopper multiprocessor");
-  // The most blocks of a cluster: 8, the largest size that every GPU with clusters supports.
-  static constexpr int kLogMaxClusterSize = 3;
-  static constexpr int kMaxClusterSize = 1 << kLogMaxClusterSize;
+  // The most blocks of a cluster: the largest size that every GPU with clusters supports.
+  static constexpr int kMaxClusterSize = 8;
   // The most k-slices over which a lane should sum in float, so that few roundings add up.
   static constexpr int kMaxFloatKSlices = 4;
   // The time that the end of a tile takes, in k-slices, when the cluster size is chosen.

@@ -106,8 +106,9 @@ __global__ void __launch_bounds__(SkinnyConfig::kThreads, SkinnyConfig::kBlocksP
   int previous_tile = -1;  // none yet
   const auto finish_previous_tile = [&] {
     ptx::cluster_wait();
-    store_share_of_tile<kTileRows>(arguments, buffers.previous, first_row,
-                                   previous_tile * SkinnyConfig::kTileColumns);
+    const FinishedTile finished{buffers.previous, first_row,
+                                previous_tile * SkinnyConfig::kTileColumns};
+    store_share_of_tile<kTileRows>(arguments, finished);
   };
   for (; tile < arguments.weight_tiles; tile += arguments.tile_step()) {
     if (arguments.epilogue.bias != nullptr && threadIdx.x == 0) {
@@ -130,64 +131,78 @@ __global__ void __launch_bounds__(SkinnyConfig::kThreads, SkinnyConfig::kBlocksP
 
 // ------------------------------------------------------------------------------------------ launch
 
-// Returns how many clusters of 1 << log_size blocks run at once on the current device. CUDA's
+// Returns how many clusters of `cluster_size` blocks run at once on the current device. CUDA's
 // runtime is asked once for each device and size.
 template <int kTileRows>
-int known_active_clusters(int log_size) {
+int known_active_clusters(int cluster_size) {
   constexpr int kDevices = 64;  // For further devices the runtime is asked each time.
-  static std::atomic<int> known[kDevices][SkinnyConfig::kLogMaxClusterSize + 1];
+  static std::atomic<int> known[kDevices][SkinnyConfig::kMaxClusterSize + 1];
   int device;
   check(cudaGetDevice(&device));
-  if (device < kDevices && known[device][log_size] > 0) return known[device][log_size];
+  if (device < kDevices && known[device][cluster_size] > 0) return known[device][cluster_size];
   Grid one_cluster{};
-  one_cluster.blocks = 1 << log_size;
+  one_cluster.blocks = cluster_size;
   one_cluster.threads = SkinnyConfig::kThreads;
   one_cluster.shared_bytes = SkinnyConfig::kMaxBytes;
-  one_cluster.cluster_size = 1 << log_size;
+  one_cluster.cluster_size = cluster_size;
   const int clusters = count_active_clusters(skinny_kernel<kTileRows>, one_cluster);
-  if (device < kDevices) known[device][log_size] = clusters;
+  if (device < kDevices) known[device][cluster_size] = clusters;
   return clusters;
 }
 
 // How the work is divided among clusters.
 struct Clusters {
-  int cluster_size = 0;  // in blocks
-  int blocks = 0;        // in all clusters; 0 if x fits into no cluster
-  int k_slices = 0;      // each block multiplies so many
+  int cluster_size = 0;      // in blocks
+  int blocks = 0;            // in all clusters; 0 if x fits into no cluster
+  int k_slices = 0;          // each block multiplies so many
+  int64_t time = INT64_MAX;  // an estimate, in k-slices
 };
 
-// Finds the cluster size with the least time. In a larger cluster each block has less of K, but
-// fewer clusters run at once. The time is counted in k-slices:
+// Returns whether blocks may multiply so many k-slices each: their range of x fits into shared
+// memory, and sums in float are not too long. In the largest cluster, sums may have any length.
+template <int kTileRows>
+bool allows_k_slices(int k_slices, int cluster_size) {
+  const bool x_fits = shared_bytes<kTileRows>(k_slices) <= SkinnyConfig::kMaxBytes;
+  const bool is_float = std::is_same_v<Sum<kTileRows>, float>;
+  const bool is_too_long = is_float && k_slices > SkinnyConfig::kMaxFloatKSlices;
+  const bool is_largest = cluster_size == SkinnyConfig::kMaxClusterSize;
+  return x_fits && (!is_too_long || is_largest);
+}
+
+// Divides the work among clusters of `cluster_size` blocks, and estimates the time:
 //
 //   time = waves * tiles of the weight of a cluster * (k-slices of a block + kTileEndTime)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
-Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
-  constexpr bool kSumsInFloat = std::is_same_v<Sum<kTileRows>, float>;
-  const int all_k_slices = blocks_of(k, SkinnyConfig::kKSliceDepth);
-  Clusters best;
-  int64_t least_time = INT64_MAX;
-  for (int log_size = 0; log_size <= SkinnyConfig::kLogMaxClusterSize; ++log_size) {
-    const int cluster_size = 1 << log_size;
-    const int k_slices = blocks_of(all_k_slices, cluster_size);
-    const bool x_fits = shared_bytes<kTileRows>(k_slices) <= SkinnyConfig::kMaxBytes;
-    // Sums in float that are too long are accepted only in the largest cluster.
-    const bool is_largest = log_size == SkinnyConfig::kLogMaxClusterSize;
-    const bool is_too_long = kSumsInFloat && k_slices > SkinnyConfig::kMaxFloatKSlices;
-    if (!x_fits || (is_too_long && !is_largest)) continue;
+Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_slices) {
+  const int x_tiles = arguments.x_tiles;
+  const int active_clusters = known_active_clusters<kTileRows>(cluster_size);
+  const int clusters_of_x_tile = std::max(active_clusters / x_tiles, 1);
+  const int64_t tiles_each = divide_up(arguments.weight_tiles, clusters_of_x_tile);
+  // As few clusters as are needed if each computes tiles_each tiles of the weight.
+  const int clusters = x_tiles * blocks_of(arguments.weight_tiles, tiles_each);
+  const int64_t waves = divide_up(x_tiles, active_clusters);
 
-    const int active_clusters = known_active_clusters<kTileRows>(log_size);
-    const int64_t tiles_each = divide_up(weight_tiles, std::max(active_clusters / x_tiles, 1));
-    const int64_t waves = divide_up(x_tiles, active_clusters);
-    const int64_t time = waves * tiles_each * (k_slices + SkinnyConfig::kTileEndTime);
-    if (time >= least_time) continue;
-    least_time = time;
-    best.cluster_size = cluster_size;
-    best.k_slices = k_slices;
-    // As few clusters as are needed if each computes tiles_each tiles of the weight.
-    best.blocks = x_tiles * blocks_of(weight_tiles, tiles_each) * cluster_size;
+  Clusters result;
+  result.cluster_size = cluster_size;
+  result.blocks = clusters * cluster_size;
+  result.k_slices = k_slices;
+  result.time = waves * tiles_each * (k_slices + SkinnyConfig::kTileEndTime);
+  return result;
+}
+
+// Finds the cluster size, a power of two, with the least time. In a larger cluster each block has
+// less of K, but fewer clusters run at once.
+template <int kTileRows>
+Clusters choose_clusters(const SkinnyArguments& arguments) {
+  Clusters best;
+  for (int size = 1; size <= SkinnyConfig::kMaxClusterSize; size *= 2) {
+    const int k_slices = blocks_of(arguments.k, SkinnyConfig::kKSliceDepth * size);
+    if (!allows_k_slices<kTileRows>(k_slices, size)) continue;
+    const Clusters clusters = divide_work<kTileRows>(arguments, size, k_slices);
+    if (clusters.time < best.time) best = clusters;
   }
   return best;
 }
@@ -197,8 +212,7 @@ Clusters choose_clusters(int k, int x_tiles, int weight_tiles) {
 template <int kTileRows>
 void launch_tiles(const LinearArguments& call, cudaStream_t stream) {
   SkinnyArguments arguments(call, /*tile_rows=*/kTileRows);
-  const Clusters clusters =
-      choose_clusters<kTileRows>(arguments.k, arguments.x_tiles, arguments.weight_tiles);
+  const Clusters clusters = choose_clusters<kTileRows>(arguments);
   if constexpr (kTileRows > 1) {
     if (clusters.blocks == 0) return launch_tiles<kTileRows / 2>(call, stream);
   }

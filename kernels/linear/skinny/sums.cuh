@@ -146,50 +146,64 @@ __device__ float add_rest_and_bias(const SkinnyArguments& arguments, const doubl
   return static_cast<float>(sum);
 }
 
-// Stores this block's share of the results and mask of a tile, whose sums are in the shared memory
-// of the cluster's blocks.
+// A tile whose sums all blocks of the cluster have stored.
+struct FinishedTile {
+  const double* sums;  // this block's; the other blocks have theirs at the same place
+  int first_row;
+  int first_column;
+};
+
+// Stores one result of a tile, and a byte of the tile's mask, whose 8 results are those of this
+// lane and its 7 neighbours. A tile [kTileRows][32] has 4 bytes in each row: byte b is in row
+// b / 4, and its columns begin at b % 4 * 8. All lanes of a warp call it. Nothing is stored for a
+// byte past the tile's last, and for rows and columns past those of out.
+template <int kTileRows>
+__device__ __forceinline__ void store_byte_of_tile(const SkinnyArguments& arguments,
+                                                   const FinishedTile& tile, int byte, int lane) {
+  constexpr int kBytesPerRow = SkinnyConfig::kTileColumns / 8;
+  constexpr int kBytes = kTileRows * kBytesPerRow;
+  const Epilogue<float>& epilogue = arguments.epilogue;
+  const int row_of_tile = byte / kBytesPerRow;
+  const int column_of_tile = byte % kBytesPerRow * 8 + lane % 8;
+  const int row = tile.first_row + row_of_tile;
+  const int column = tile.first_column + column_of_tile;
+  const bool exists = byte < kBytes && row < epilogue.m && column < epilogue.n;
+  float z = 0;
+  if (exists) {
+    const double* const sum = tile.sums + row_of_tile * SkinnyConfig::kTileColumns + column_of_tile;
+    z = add_rest_and_bias<kTileRows>(arguments, sum, row, column);
+    *epilogue.out_at(row, column) = epilogue.finish(z);
+  }
+  if (epilogue.mask != nullptr) {
+    const uint32_t bits = __ballot_sync(0xffffffff, exists && mask_bit(z)) >> (lane / 8 * 8);
+    const bool stores_byte = exists && lane % 8 == 0;
+    if (stores_byte) *epilogue.mask_at(row, column) = static_cast<uint8_t>(bits);
+  }
+}
+
+// Stores this block's share of the results and mask of a tile.
 //
-// A byte of the mask, with its 8 results, is handled by 8 lanes, one for each result, so a warp
-// handles 4 bytes at once. A tile [kTileRows][32] has 4 bytes in each row: byte b is in row b / 4,
-// and its columns begin at b % 4 * 8. The blocks of the cluster take bytes in turn. For a cluster
-// of 2 blocks:
+// 8 lanes store a byte of the mask and its 8 results, so a warp stores 4 bytes at once. The blocks
+// of the cluster take bytes in turn. For a cluster of 2 blocks:
 //
 //   byte    0     1     2     3     4     5     6     7     8     9    ...
 //   block   0     1     0     1     0     1     0     1     0     1
 //   warp    0     0     0     0     0     0     0     0     1     1
 //   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
 template <int kTileRows>
-__device__ void store_share_of_tile(const SkinnyArguments& arguments, const double* sums,
-                                    int first_row, int first_column) {
+__device__ void store_share_of_tile(const SkinnyArguments& arguments, const FinishedTile& tile) {
   const int rank = ptx::cluster_ctarank();
   const int cluster_size = ptx::cluster_nctarank();
-  constexpr int kBytesPerRow = SkinnyConfig::kTileColumns / 8;
-  constexpr int kBytes = kTileRows * kBytesPerRow;
+  constexpr int kBytes = kTileRows * SkinnyConfig::kTileColumns / 8;
   constexpr int kBytesPerWarp = 32 / 8;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const Epilogue<float>& epilogue = arguments.epilogue;
   const int bytes_at_once = SkinnyConfig::kWarps * kBytesPerWarp * cluster_size;
   // first_byte is the byte of lanes 0 to 7.
   for (int first_byte = warp * kBytesPerWarp * cluster_size + rank; first_byte < kBytes;
        first_byte += bytes_at_once) {
     const int byte = first_byte + lane / 8 * cluster_size;
-    const int row_of_tile = byte / kBytesPerRow;
-    const int column_of_tile = byte % kBytesPerRow * 8 + lane % 8;
-    const int row = first_row + row_of_tile;
-    const int column = first_column + column_of_tile;
-    const bool exists = byte < kBytes && row < epilogue.m && column < epilogue.n;
-    float z = 0;
-    if (exists) {
-      const double* const sum = sums + row_of_tile * SkinnyConfig::kTileColumns + column_of_tile;
-      z = add_rest_and_bias<kTileRows>(arguments, sum, row, column);
-      *epilogue.out_at(row, column) = epilogue.finish(z);
-    }
-    if (epilogue.mask != nullptr) {
-      const uint32_t bits = __ballot_sync(0xffffffff, exists && mask_bit(z)) >> (lane / 8 * 8);
-      const bool stores_byte = exists && lane % 8 == 0;
-      if (stores_byte) *epilogue.mask_at(row, column) = static_cast<uint8_t>(bits);
-    }
+    store_byte_of_tile<kTileRows>(arguments, tile, byte, lane);
   }
 }
 

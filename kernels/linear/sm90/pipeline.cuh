@@ -30,24 +30,25 @@ namespace kernels::sm90 {
 
 struct BlockConfig {
   static constexpr int kWarpgroupThreads = 128;
-  // Warpgroups that multiply. One more warpgroup holds the producer warp.
+  // Warpgroups that multiply. One more warpgroup has the workers: the producer warp, and warps that
+  // load or convert other data.
   static constexpr int kConsumerWarpgroups = 2;
   static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
   static constexpr int kConsumerThreads = kWarpgroupThreads * kConsumerWarpgroups;
   static constexpr int kThreads = kConsumerThreads + kWarpgroupThreads;
   // Registers of a thread at launch: 65536 registers of a multiprocessor / 384 threads, rounded
-  // down to a multiple of 8. `setmaxnreg` then moves registers from the producer to the consumers.
+  // down to a multiple of 8. `setmaxnreg` then moves registers from the workers to the consumers.
   static constexpr int kRegistersAtLaunch = 168;
-  // Blocks of a cluster. They compute a tile of out together. Each has half of the tile's columns
-  // (rows of the weight), and both have all of its rows.
+  // Blocks of a cluster. They compute a tile of out together. Each has half of the tile's rows of
+  // the weight (columns of out), and both have all of its rows of x.
   static constexpr int kClusterSize = 2;
   // The blocks that a multicast copy writes to: one bit for each block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
 
-  // Returns whether the block has enough registers if each thread of the producer's warpgroup has
-  // `producer_registers` and each thread of a consumer warpgroup has `consumer_registers`.
-  static constexpr bool fits(int producer_registers, int consumer_registers) {
-    return producer_registers + kConsumerWarpgroups * consumer_registers <=
+  // Returns whether the block has enough registers if each thread of the workers' warpgroup has
+  // `worker_registers` and each thread of a consumer warpgroup has `consumer_registers`.
+  static constexpr bool fits(int worker_registers, int consumer_registers) {
+    return worker_registers + kConsumerWarpgroups * consumer_registers <=
            kRegistersAtLaunch * (kConsumerWarpgroups + 1);
   }
 };

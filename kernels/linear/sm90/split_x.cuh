@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (splits_x) {
     const bool warp_has_row = splitter == split::Splitter::kWarp;
-    const int64_t row = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
-    if (row < x.rows) split::split_row(x, form, row, k, splitter);
+    const int64_t m = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
+    if (m < x.rows) split::split_row(x, form, m, k, splitter);
     return;
   }
   sample_weight(weight, form, weight_is_transposed, warp * SampleConfig::kRows, k);

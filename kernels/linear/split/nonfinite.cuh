@@ -71,16 +71,24 @@ __device__ __forceinline__ bool has_nonfinite_element(const split::ScaledMatrix&
   return is_found;
 }
 
-// Returns the first row of a tile. Tiles are numbered along N first: tile 1 has the rows of tile 0,
-// and the next columns. `weight_tiles` is the number of tiles along N.
-__device__ __forceinline__ int64_t first_row_of(int64_t tile, int64_t weight_tiles) {
-  return tile / weight_tiles * NonfiniteConfig::kTileRows;
+// Returns the first row of the tile with this number. Tiles are numbered along N first: tile 1 has
+// the rows of tile 0, and the next columns. `weight_tiles` is the number of tiles along N.
+__device__ __forceinline__ int64_t first_row_of(int64_t number, int64_t weight_tiles) {
+  return number / weight_tiles * NonfiniteConfig::kTileRows;
 }
 
-// Returns the first column of a tile, which is its first row of the weight.
-__device__ __forceinline__ int64_t first_column_of(int64_t tile, int64_t weight_tiles) {
-  return tile % weight_tiles * NonfiniteConfig::kTileColumns;
+// Returns the first column of the tile with this number, which is its first row of the weight.
+__device__ __forceinline__ int64_t first_column_of(int64_t number, int64_t weight_tiles) {
+  return number % weight_tiles * NonfiniteConfig::kTileColumns;
 }
+
+// A tile of out, and the operands that it is computed from.
+struct OutTile {
+  const split::ScaledMatrix& x;
+  const split::ScaledMatrix& weight;
+  int first_row;
+  int first_column;
+};
 
 // Adds up the terms of a tile's 32 results at each element of K at which one of its rows of x or of
 // the weight is infinite or NaN. The warps divide K among them, and each stores its sums to
@@ -90,26 +98,27 @@ __device__ __forceinline__ int64_t first_column_of(int64_t tile, int64_t weight_
 // A warp takes 32 elements at a time. At first each lane looks at one of them, in all rows of the
 // tile. Then each lane has one of the 32 results, and adds its term at each element that was found.
 __device__ __forceinline__ void sum_nonfinite_terms(
-    const split::ScaledMatrix& x, const split::ScaledMatrix& weight, int64_t k, int first_row,
-    int first_column, double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
+    const OutTile& tile, int64_t k, double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const bool is_x_nonfinite = has_nonfinite_row<NonfiniteConfig::kTileRows>(x, first_row);
+  const bool is_x_nonfinite = has_nonfinite_row<NonfiniteConfig::kTileRows>(tile.x, tile.first_row);
   const bool is_weight_nonfinite =
-      has_nonfinite_row<NonfiniteConfig::kTileColumns>(weight, first_column);
-  const float* const x_row = source_row(x, first_row + lane / NonfiniteConfig::kTileColumns);
+      has_nonfinite_row<NonfiniteConfig::kTileColumns>(tile.weight, tile.first_column);
+  const auto is_nonfinite = [&](int64_t element) {
+    return (is_x_nonfinite &&
+            has_nonfinite_element<NonfiniteConfig::kTileRows>(tile.x, tile.first_row, element)) ||
+           (is_weight_nonfinite && has_nonfinite_element<NonfiniteConfig::kTileColumns>(
+                                       tile.weight, tile.first_column, element));
+  };
+  const float* const x_row =
+      source_row(tile.x, tile.first_row + lane / NonfiniteConfig::kTileColumns);
   const float* const weight_row =
-      source_row(weight, first_column + lane % NonfiniteConfig::kTileColumns);
+      source_row(tile.weight, tile.first_column + lane % NonfiniteConfig::kTileColumns);
   double sum = 0;
   for (int64_t first = warp * 32; first < k; first += NonfiniteConfig::kThreads) {
-    const int64_t element = first + lane;
-    const bool is_nonfinite =
-        element < k &&
-        ((is_x_nonfinite &&
-          has_nonfinite_element<NonfiniteConfig::kTileRows>(x, first_row, element)) ||
-         (is_weight_nonfinite &&
-          has_nonfinite_element<NonfiniteConfig::kTileColumns>(weight, first_column, element)));
-    uint32_t found = __ballot_sync(0xffffffff, is_nonfinite);  // bit i: element first + i
+    const int64_t own_element = first + lane;
+    const bool own_is_nonfinite = own_element < k && is_nonfinite(own_element);
+    uint32_t found = __ballot_sync(0xffffffff, own_is_nonfinite);  // bit i: element first + i
     while (found != 0) {
       const int64_t found_element = first + __ffs(found) - 1;  // the lowest bit's
       found &= found - 1;                                      // clears this bit
@@ -143,17 +152,16 @@ __device__ __forceinline__ void store_replacements(const Epilogue<float>& epilog
 // the first warp has result j; it adds the warps' shares of the sum, warp_sums, and the bias. The
 // other warps do nothing.
 __device__ __forceinline__ void replace_results(
-    const split::ScaledMatrix& x, const split::ScaledMatrix& weight,
-    const Epilogue<float>& epilogue, int first_row, int first_column,
+    const OutTile& tile, const Epilogue<float>& epilogue,
     const double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
   const bool is_first_warp = threadIdx.x < 32;
   if (!is_first_warp) return;
   const int lane = threadIdx.x % 32;
-  const int row = first_row + lane / NonfiniteConfig::kTileColumns;
-  const int column = first_column + lane % NonfiniteConfig::kTileColumns;
+  const int row = tile.first_row + lane / NonfiniteConfig::kTileColumns;
+  const int column = tile.first_column + lane % NonfiniteConfig::kTileColumns;
   const bool exists = row < epilogue.m && column < epilogue.n;
   const bool is_replaced =
-      exists && (has_nonfinite_row<1>(x, row) || has_nonfinite_row<1>(weight, column));
+      exists && (has_nonfinite_row<1>(tile.x, row) || has_nonfinite_row<1>(tile.weight, column));
   double sum = is_replaced && epilogue.bias != nullptr ? epilogue.bias[column] : 0;
   for (const auto& lane_sums : warp_sums) sum += lane_sums[lane];
   store_replacements(epilogue, row, column, is_replaced, static_cast<float>(sum));
@@ -186,22 +194,22 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
   const int64_t step = gridDim.x;  // from one of the block's tiles to the next
   for (int64_t first_tile = blockIdx.x; first_tile < tiles;
        first_tile += NonfiniteConfig::kThreads * step) {
-    const int64_t own_tile = first_tile + threadIdx.x * step;
+    const int64_t own_number = first_tile + threadIdx.x * step;
     has_work[threadIdx.x] =
-        own_tile < tiles &&
-        (has_nonfinite_row<NonfiniteConfig::kTileRows>(x, first_row_of(own_tile, weight_tiles)) ||
-         has_nonfinite_row<NonfiniteConfig::kTileColumns>(weight,
-                                                          first_column_of(own_tile, weight_tiles)));
+        own_number < tiles &&
+        (has_nonfinite_row<NonfiniteConfig::kTileRows>(x, first_row_of(own_number, weight_tiles)) ||
+         has_nonfinite_row<NonfiniteConfig::kTileColumns>(
+             weight, first_column_of(own_number, weight_tiles)));
     __syncthreads();
     for (int i = 0; i < NonfiniteConfig::kThreads; ++i) {
-      const int64_t tile = first_tile + i * step;
-      if (tile >= tiles) break;
+      const int64_t number = first_tile + i * step;
+      if (number >= tiles) break;
       if (!has_work[i]) continue;
-      const int first_row = static_cast<int>(first_row_of(tile, weight_tiles));
-      const int first_column = static_cast<int>(first_column_of(tile, weight_tiles));
-      sum_nonfinite_terms(x, weight, k, first_row, first_column, warp_sums);
+      const OutTile tile{x, weight, static_cast<int>(first_row_of(number, weight_tiles)),
+                         static_cast<int>(first_column_of(number, weight_tiles))};
+      sum_nonfinite_terms(tile, k, warp_sums);
       __syncthreads();
-      replace_results(x, weight, epilogue, first_row, first_column, warp_sums);
+      replace_results(tile, epilogue, warp_sums);
       __syncthreads();  // warp_sums has been read before the next tile's sums are written
     }
     __syncthreads();  // all threads have read has_work before it is written again

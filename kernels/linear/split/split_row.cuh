@@ -105,6 +105,16 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
   }
 }
 
+// Splits the scaled elements of an octet into four pairs of hi and four pairs of lo.
+__device__ __forceinline__ void split_octet(const float (&scaled)[kOctet],
+                                            uint32_t (&hi)[kOctet / 2],
+                                            uint32_t (&lo)[kOctet / 2]) {
+#pragma unroll
+  for (int j = 0; j < kOctet / 2; ++j) {
+    split_pair(scaled[2 * j], scaled[2 * j + 1], &hi[j], &lo[j]);
+  }
+}
+
 // Stores an octet of hi or lo, four pairs, if it exists. All threads of a warp call it.
 __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2],
                                    bool is_interleaved, bool exists) {
@@ -178,6 +188,9 @@ struct RowOfThread {
         start(kOctet * thread),
         step(int64_t{kOctet} * threads) {}
 
+  // Returns the first element of octet g.
+  __device__ int64_t element_of(int64_t g) const { return start + g * step; }
+
   // Returns where the octet that begins at element i is stored, as an index of hi or lo.
   __device__ int64_t place_of(int64_t i) const {
     const int depth = k_tile_depth(form);
@@ -193,7 +206,7 @@ struct OctetPlaces {
   int64_t step;
 
   __device__ explicit OctetPlaces(const RowOfThread& row)
-      : first(row.place_of(row.start)), step(row.place_of(row.start + row.step) - first) {}
+      : first(row.place_of(row.element_of(0))), step(row.place_of(row.element_of(1)) - first) {}
 
   // Returns where octet g is stored, as an index of hi or lo.
   __device__ int64_t of_octet(int64_t g) const { return first + g * step; }
@@ -217,7 +230,7 @@ load_and_find_largest(const RowOfThread& row, float (&kept)[SplitConfig::kKeptOc
   load_octets(kept, row.source, row.start, row.step, row.k);
 #pragma unroll
   for (int g = 0; g < kKeptOctets; ++g) update_largest(kept[g], &largest_bits);
-  for (int64_t i = row.start + kKeptOctets * row.step; i < row.k; i += row.step) {
+  for (int64_t i = row.element_of(kKeptOctets); i < row.k; i += row.step) {
     float v[1][kOctet];
     load_octets(v, row.source, i, row.step, row.k);
     update_largest(v[0], &largest_bits);
@@ -235,18 +248,15 @@ split_and_store(const RowOfThread& row, const RowScale& scale,
   const ScaledMatrix& matrix = row.matrix;
   const bool has_lo = row.form == Form::kWithLo;
   const OctetPlaces places(row);
-  const auto split_octet = [&](int64_t g, const float (&v)[kOctet]) {
+  const auto split_and_store_octet = [&](int64_t g, const float (&v)[kOctet]) {
     float scaled[kOctet];
     scale.apply(v, scaled);
     if (!has_lo) counter.add(v, scaled);
     uint32_t hi[kOctet / 2];
     uint32_t lo[kOctet / 2];
-#pragma unroll
-    for (int j = 0; j < kOctet / 2; ++j) {
-      split_pair(scaled[2 * j], scaled[2 * j + 1], &hi[j], &lo[j]);
-    }
+    split_octet(scaled, hi, lo);
     const bool is_interleaved = has_lo && matrix.is_k_tiled;
-    const bool exists = row.start + g * row.step < row.padded_k;
+    const bool exists = row.element_of(g) < row.padded_k;
     const int64_t place = places.of_octet(g);
     store_octet(matrix.hi + place, hi, is_interleaved, exists);
     if (has_lo) store_octet(matrix.lo + place, lo, is_interleaved, exists);
@@ -254,12 +264,12 @@ split_and_store(const RowOfThread& row, const RowScale& scale,
   // The conditions of both loops are the same for all threads, as all must call store_octet.
 #pragma unroll
   for (int g = 0; g < kKeptOctets; ++g) {
-    if (g * row.step < row.padded_k) split_octet(g, kept[g]);
+    if (g * row.step < row.padded_k) split_and_store_octet(g, kept[g]);
   }
   for (int64_t g = kKeptOctets; g * row.step < row.padded_k; ++g) {
     float v[1][kOctet];
-    load_octets(v, row.source, row.start + g * row.step, row.step, row.k);
-    split_octet(g, v[0]);
+    load_octets(v, row.source, row.element_of(g), row.step, row.k);
+    split_and_store_octet(g, v[0]);
   }
   return counter;
 }
@@ -284,17 +294,19 @@ __device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t 
   // 3. Scale, split and store.
   const SubnormalCounter counter = split_and_store(row, scale, kept);
 
-  // 4. Decide whether the split represents the row, and store the answer with the exponent.
+  // 4. Decide whether the split represents the row, and store the answer: with lo as the row's
+  // state, with hi alone by the exponent kNeedsTf32.
+  const bool has_lo = form == Form::kWithLo;
   bool is_represented = scale.can_split;
-  if (form == Form::kWithoutLo) {
+  if (!has_lo) {
     const uint64_t counts =
         reduce(counter.packed(), splitter, [](uint64_t a, uint64_t b) { return a + b; });
     if (has_many_subnormals(counts)) is_represented = false;
   }
   if (thread != 0) return;
-  const bool needs_tf32 = form == Form::kWithoutLo && !is_represented;
+  const bool needs_tf32 = !has_lo && !is_represented;
   matrix.exponent[index] = needs_tf32 ? kNeedsTf32 : scale.exponent;
-  if (form == Form::kWithLo) matrix.row_state[index] = is_represented ? kExact : kNonfinite;
+  if (has_lo) matrix.row_state[index] = is_represented ? kExact : kNonfinite;
 }
 
 }  // namespace kernels::split

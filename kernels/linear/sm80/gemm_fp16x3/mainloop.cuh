@@ -139,21 +139,19 @@ struct MmaFragments {
     }
   }
 
-  // Loads a quarter of the weight's fragments of a k-step: the first two quarters load hi, the
-  // others lo. One instruction loads two fragments.
+  // Loads a quarter of the weight's fragments of a k-step: two fragments, hi or lo.
+  //
+  //   quarter      0         1         2         3
+  //   fragments    0, 1 hi   2, 3 hi   0, 1 lo   2, 3 lo
   __device__ void load_b(uint32_t stage, int k_step, int quarter) {
-    constexpr int kLoadsOfHalf = Sm80Config::kWeightFragments / 2;
-    constexpr int kLoads = 2 * kLoadsOfHalf / 4;  // in a quarter
-#pragma unroll
-    for (int i = quarter * kLoads; i < (quarter + 1) * kLoads; ++i) {
-      const int half = i / kLoadsOfHalf;
-      const int j = i % kLoadsOfHalf * 2;
-      uint32_t (&target)[Sm80Config::kWeightFragments][2] = b[k_step][half];
-      const uint32_t place =
-          stage + half * Sm80Config::kHalfBytes + j * (Sm80Config::kMmaN * Sm80Config::kRowBytes);
-      ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
-                         (b_address ^ k_step * kStepBytes) + place);
-    }
+    static_assert(Sm80Config::kWeightFragments == 4, "two quarters load hi, and two load lo");
+    const int half = quarter / 2;
+    const int j = quarter % 2 * 2;
+    uint32_t (&target)[Sm80Config::kWeightFragments][2] = b[k_step][half];
+    const uint32_t place =
+        stage + half * Sm80Config::kHalfBytes + j * (Sm80Config::kMmaN * Sm80Config::kRowBytes);
+    ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
+                       (b_address ^ k_step * kStepBytes) + place);
   }
 };
 

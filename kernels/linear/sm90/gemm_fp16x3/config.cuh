@@ -2,10 +2,8 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// In all files of this folder, a variable m is the number of a row of x, which is also a row of
-// out. A variable n is the number of a row of the weight, which is also a column of out. A "row"
-// without the name of its matrix is a row of x and of out; eight of them are a row block. (The
-// weight is wgmma's operand A, so rows of out are columns of wgmma's accumulators.)
+// A "row" without the name of its matrix is a row of x and of out; eight of them are a row block.
+// (The weight is wgmma's operand A, so rows of out are columns of wgmma's accumulators.)
 
 #pragma once
 
@@ -25,7 +23,8 @@ struct Fp16x3Config {
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
   // of the block's rows of weight, and all of the tile's rows of x.
   static constexpr int kWarpWeightRows = 16;
-  static constexpr int kBlockWeightRows = 64 * BlockConfig::kConsumerWarpgroups;
+  static constexpr int kWarpgroupWeightRows = 4 * kWarpWeightRows;
+  static constexpr int kBlockWeightRows = kWarpgroupWeightRows * BlockConfig::kConsumerWarpgroups;
   static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
 
   // Rows of x in a tile.
@@ -41,9 +40,9 @@ struct Fp16x3Config {
   static_assert(kLargestRows % 8 == 0 && kLargeRows % 8 == 0,
                 "wgmma takes multiples of 8 rows of operand B");
 
-  // Sums of a thread for the largest tile, and as many accumulators: 64 columns * 176 rows / 128
-  // threads = 88.
-  static constexpr int kSums = 64 * kLargestRows / BlockConfig::kWarpgroupThreads;
+  // Sums of a thread for the largest tile, and as many accumulators: 64 rows of weight * 176 rows
+  // of x / 128 threads = 88.
+  static constexpr int kSums = kWarpgroupWeightRows * kLargestRows / BlockConfig::kWarpgroupThreads;
 
   // ----- The pipeline
   //
@@ -84,9 +83,9 @@ struct Fp16x3Config {
   //
   // A consumer has 88 accumulators, 88 sums, and 32 registers of split weight; 24 remain for
   // addresses and loop counters.
-  static constexpr int kProducerRegisters = 40;
+  static constexpr int kWorkerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
-  static_assert(BlockConfig::fits(kProducerRegisters, kConsumerRegisters),
+  static_assert(BlockConfig::fits(kWorkerRegisters, kConsumerRegisters),
                 "setmaxnreg only moves registers within the block");
 
   // ----- The subtile that the general epilogue takes at a time: 2 row blocks

@@ -20,9 +20,9 @@
 //   column of A's row g         sums[4 * j]                 sums[4 * j + 1]
 //   column of A's row g + 8     sums[4 * j + 2]             sums[4 * j + 3]
 //
-// A is wgmma's operand, the weight. Its rows have the columns in an order (weight_row_order.cuh) in
-// which a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1 columns 4 and 5,
-// g = 2 columns 2 and 3.
+// A is wgmma's operand, the weight, and each of its rows makes a column of out. In the order of
+// weight_row_order.cuh, a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1
+// columns 4 and 5, g = 2 columns 2 and 3.
 //
 // linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
 // (FastEpilogueConfig). The fast epilogue (run_fast_epilogue) stores two columns at a time straight
@@ -184,7 +184,7 @@ static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &
                   weight_row_at_operand_row(1) == weight_row_at_operand_row(0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
-// A sum of column n is not finite: marks row n of the weight, so that the second launch computes
+// Marks row n of the weight, as a sum of column n is not finite. The second launch then computes
 // the column again. The row has scaled elements that overflowed fp16, or infinity or NaN. (x cannot
 // be the cause: its rows with infinity or NaN were split as zeros.)
 __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
@@ -193,13 +193,18 @@ __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
   *args.has_overflowed = 1;
 }
 
+// Returns row i, 0 to 3, of the four that a thread has in a pair of row blocks, from its first one
+// on: 0, 1, 8 or 9.
+__device__ constexpr int row_in_pair(int i) { return 8 * (i / 2) + i % 2; }
+
 // Combines the bits of the mask of a pair of row blocks, j and j + 1. All lanes of a warp call it.
 //
 // Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: the warp's
 // columns 0 to 7 in lanes c, c + 4, c + 8 and c + 12, and columns 8 to 15 in these lanes + 16. In
 // two row blocks the four lanes have four rows, which makes four bytes. A lane has its own bits of
-// all four bytes in a word. Two exchanges combine the words of the four lanes, and each lane then
-// stores one byte. A digit below is the bit of the column with this number:
+// all four bytes in a word, row_in_pair(i) in byte i. Two exchanges combine the words of the four
+// lanes, and each lane then stores one byte. A digit below is the bit of the column with this
+// number:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of the tile      8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
@@ -221,7 +226,7 @@ __device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue,
                                                 int n, uint32_t bits) {
   const uint32_t bytes = combine_mask_bytes(bits);
   const int byte = threadIdx.x / 4 % 4;  // the one that this lane stores
-  const int m_of_byte = m + byte / 2 * 8 + byte % 2;
+  const int m_of_byte = m + row_in_pair(byte);
   const int first_n_of_byte = n / 8 * 8;
   const bool byte_exists = m_of_byte < end_m && first_n_of_byte < epilogue.n;
   if (byte_exists) {
@@ -281,7 +286,8 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
   // With a mask, lanes without columns stay, for the exchange.
   if (!kMask && !exists) return;
   TwoColumns columns(inputs, n_in_block, exists);
-  const int first_in_row_block = threadIdx.x % 4 * 2;  // 2 * c: the thread's first row in each
+  const int first_in_row_block =
+      threadIdx.x % 4 * 2;  // 2 * c: the thread's first row in a row block
   // The first of the thread's four rows of a pair, in out.
   float* target = epilogue.out_at(inputs.first_m + first_in_row_block, n);
 #pragma unroll
@@ -290,20 +296,16 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
     if (first_m_of_pair >= inputs.end_m) break;
     uint32_t bits = 0;  // the thread's bits of the mask, a byte for each row (combine_mask_bytes)
 #pragma unroll
-    for (int row_block = 0; row_block < 2; ++row_block) {
-      const float* const sums_of_block = sums + 4 * (2 * pair + row_block);
-#pragma unroll
-      for (int row_of_two = 0; row_of_two < 2; ++row_of_two) {
-        const int row_of_pair = 8 * row_block + row_of_two;  // from the thread's first one
-        const int m_in_tile = 16 * pair + first_in_row_block + row_of_pair;
-        const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
-        const float sum[2] = {sums_of_block[row_of_two], sums_of_block[2 + row_of_two]};
-        const float2 results = columns.make_results<kMask>(
-            epilogue, sum, x_unscale, /*byte=*/2 * row_block + row_of_two, &bits);
-        if (exists && inputs.first_m + m_in_tile < inputs.end_m) {
-          const int64_t offset = row_of_pair * static_cast<int64_t>(epilogue.n);
-          *reinterpret_cast<float2*>(target + offset) = results;
-        }
+    for (int i = 0; i < 4; ++i) {
+      const float* const sums_of_block = sums + 4 * (2 * pair + i / 2);
+      const float sum[2] = {sums_of_block[i % 2], sums_of_block[2 + i % 2]};
+      const int m_in_tile = 16 * pair + first_in_row_block + row_in_pair(i);
+      const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
+      const float2 results =
+          columns.make_results<kMask>(epilogue, sum, x_unscale, /*byte=*/i, &bits);
+      if (exists && inputs.first_m + m_in_tile < inputs.end_m) {
+        const int64_t offset = row_in_pair(i) * static_cast<int64_t>(epilogue.n);
+        *reinterpret_cast<float2*>(target + offset) = results;
       }
     }
     target += 16 * static_cast<int64_t>(epilogue.n);

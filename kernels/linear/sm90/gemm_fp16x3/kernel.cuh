@@ -9,6 +9,9 @@
 //
 // launch.cuh launches this kernel. docs/SPLIT-PROOF.md proves the error bound.
 //
+// In all files of this folder, a variable m is the number of a row of x, which is also a row of
+// out. A variable n is the number of a row of the weight, which is also a column of out.
+//
 // ----- The arithmetic
 //
 //   x w  =  x_hi w_hi   +   (x_hi w_lo + x_lo w_hi) / 2^11       x_lo w_lo / 2^22 is left out
@@ -22,8 +25,8 @@
 //
 // ----- The pipeline
 //
-// A cluster of two blocks computes a tile: 256 columns (rows of the weight), 128 in each block, and
-// up to 176 rows of x, which both blocks need. K goes through shared memory in k-tiles of 32, four
+// A cluster of two blocks computes a tile: 256 rows of the weight, 128 in each block, by up to 176
+// rows of x, which both blocks need. K goes through shared memory in k-tiles of 32, four
 // of which are a k-group. There are five stages, each for one k-tile.
 //
 //   global memory               a stage (shared memory)      a consumer warpgroup
@@ -41,9 +44,9 @@
 //                                                                             v
 //                                                            sums [64, 176], registers
 //
-// Warpgroups 0 and 1 are the consumers. Warpgroup 2 has the producer warp, which starts the TMA
-// copies (also copies for the next tile, during the epilogue), and the loader warp, which loads
-// what the epilogue needs.
+// Warpgroups 0 and 1 are the consumers. Warpgroup 2, the workers, has the producer warp, which
+// starts the TMA copies (also copies for the next tile, during the epilogue), and the loader warp,
+// which loads what the epilogue needs.
 //
 // The parts are in these files:
 //
@@ -207,13 +210,13 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
                                        shared_base + offsetof(Fp16x3SharedMemory, barriers.empty));
   wait_for_previous_kernel();
   if (args.is_second_launch) rescale_overflowed_rows(args);
-  const bool is_producer = warpgroup == BlockConfig::kConsumerWarpgroups;
-  if (is_producer) {
-    ptx::setmaxnreg_dec<Fp16x3Config::kProducerRegisters>();
-    const int warp = threadIdx.x / 32 - BlockConfig::kConsumerWarps;
-    if (warp == 0) run_producer(shared_base, x_map, weight_map, args);
-    if (warp == 1) load_epilogue_inputs(args, shared.epilogue_inputs);
-    // Warps 2 and 3 have nothing to do.
+  const bool is_worker = warpgroup == BlockConfig::kConsumerWarpgroups;
+  if (is_worker) {
+    ptx::setmaxnreg_dec<Fp16x3Config::kWorkerRegisters>();
+    const int worker_warp = threadIdx.x / 32 - BlockConfig::kConsumerWarps;
+    if (worker_warp == 0) run_producer(shared_base, x_map, weight_map, args);
+    if (worker_warp == 1) load_epilogue_inputs(args, shared.epilogue_inputs);
+    // Workers 2 and 3 have nothing to do.
   } else {
     ptx::setmaxnreg_inc<Fp16x3Config::kConsumerRegisters>();
     run_consumer<kPromotionInterval>(args, shared_base, shared, warpgroup);

@@ -92,41 +92,53 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
 
 // ----- the consumer warpgroups
 
-// The weight in a stage. A row is 128 bytes: eight vectors of 4 floats. TMA's swizzle puts a vector
-// of row n at place vector ^ (n % 8) of the row.
-__host__ __device__ constexpr int swizzled_place(int n, int vector) { return vector ^ (n % 8); }
+// The weight in a stage. A row is 128 bytes of K: eight vectors of 4 floats. TMA's swizzle puts
+// vector v of row n at place v ^ (n % 8) of the row. Rows 2 and 3, for example:
+//
+//   place    0   1   2   3   4   5   6   7
+//   row 2    v2  v3  v0  v1  v6  v7  v4  v5
+//   row 3    v3  v2  v1  v0  v7  v6  v5  v4
+//
+// A thread loads four vectors of two rows, n (an even number) and n + 1: with c = lane % 4, vector
+// c (the first 16 of K) and vector c + 4 (the other 16 of K). With c = 1, these are v1 and v5:
+//
+//   row 2    v1 at place 3, v5 at place 7    from v1 to v5, bit 2 of the place changes
+//   row 3    v1 at place 2, v5 at place 6    from row 2 to row 3, bit 0 of the place changes
+//
+// So the addresses of all four follow from that of the first. (Stages begin at multiples of 1024
+// bytes, so bits 4 to 6 of an address are the place.)
 __host__ __device__ constexpr int swizzled_offset(int n, int vector) {
-  return n * Fp16x3Config::kRowBytes + swizzled_place(n, vector) * kVectorBytes;
+  const int place = vector ^ (n % 8);
+  return n * Fp16x3Config::kRowBytes + place * kVectorBytes;
 }
 
-// Returns the address of vector 4 s + c of row n + r. first_address is the address of vector c of
-// row n. c is 0 to 3, n is even, and s and r are 0 or 1. (Stages begin at multiples of 1024 bytes,
-// so bits 4 to 6 of an address are the place.)
-__host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, int s, int r) {
-  const uint32_t bit_2_of_place = 4 * kVectorBytes;
-  const uint32_t vector_in_row_n = s == 0 ? first_address : first_address ^ bit_2_of_place;
-  if (r == 0) return vector_in_row_n;
-  const uint32_t bit_0_of_place = kVectorBytes;
-  const uint32_t place_in_next_row = vector_in_row_n ^ bit_0_of_place;
-  return place_in_next_row + Fp16x3Config::kRowBytes;
+// Returns the address of vector c + 4 * k_half of row n + next_row, if first_address is that of
+// vector c of row n. k_half and next_row are 0 or 1.
+__host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, int k_half,
+                                                        int next_row) {
+  constexpr uint32_t kBit2OfPlace = 4 * kVectorBytes;
+  constexpr uint32_t kBit0OfPlace = 1 * kVectorBytes;
+  const uint32_t in_row_n = k_half == 0 ? first_address : first_address ^ kBit2OfPlace;
+  if (next_row == 0) return in_row_n;
+  return (in_row_n ^ kBit0OfPlace) + Fp16x3Config::kRowBytes;
 }
 
 // Returns whether swizzled_address is right for the vectors of all threads.
 constexpr bool finds_all_vectors() {
   for (int n = 0; n < Fp16x3Config::kBlockWeightRows; n += 2) {
     for (int c = 0; c < 4; ++c) {
-      for (int s = 0; s < Fp16x3Config::kWgmmasPerKTile; ++s) {
-        for (int r = 0; r < 2; ++r) {
+      for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {
+        for (int next_row = 0; next_row < 2; ++next_row) {
           const uint32_t first_address = swizzled_offset(n, c);
-          const uint32_t expected = swizzled_offset(n + r, 4 * s + c);
-          if (swizzled_address(first_address, s, r) != expected) return false;
+          const uint32_t expected = swizzled_offset(n + next_row, c + 4 * k_half);
+          if (swizzled_address(first_address, k_half, next_row) != expected) return false;
         }
       }
     }
   }
   return true;
 }
-static_assert(finds_all_vectors(), "s and r flip different bits of the swizzled place");
+static_assert(finds_all_vectors(), "the two steps change different bits of the place");
 
 // A tile's number of rows of x as a type. ptx::wgmma is overloaded for each of these types.
 template <int kRows>
@@ -157,7 +169,7 @@ struct Fp16x3Consumer {
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
   uint32_t shared_base;           // the block's Fp16x3SharedMemory
   uint32_t remote_empty_address;  // the `empty` barrier of block lane % 2 of the cluster
-  uint32_t weight_address;        // floats 4 c .. 4 c + 3 of the thread's first row of weight
+  uint32_t weight_address;        // vector c of the thread's first row of weight
   uint64_t x_descriptor;
 
   float weight_scale[2];  // 2^exponent of the thread's two rows of weight
@@ -168,9 +180,8 @@ struct Fp16x3Consumer {
   __device__ Fp16x3Consumer(uint32_t shared_base, int lane, int n_in_block)
       : shared_base(shared_base) {
     const int c = lane % 4;
-    weight_address = shared_base + offsetof(Fp16x3SharedMemory, weight) +
-                     n_in_block * Fp16x3Config::kRowBytes +
-                     swizzled_place(n_in_block, c) * kVectorBytes;
+    weight_address =
+        shared_base + offsetof(Fp16x3SharedMemory, weight) + swizzled_offset(n_in_block, c);
     remote_empty_address =
         ptx::map_shared(shared_base + offsetof(Fp16x3SharedMemory, barriers.empty),
                         lane % BlockConfig::kClusterSize);
@@ -191,30 +202,29 @@ struct Fp16x3Consumer {
 
   // Waits for a stage, and converts the thread's elements of its weight to fragments.
   //
-  // The thread loads 4 neighbouring floats at once, 4 c .. 4 c + 3 of each 16 of K: vector 4 s + c
-  // of a row, where s counts the 16 of K. wgmma takes places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9
-  // along K from the thread. In the K order of split/k_order.cuh, these places have the four
-  // elements that it has loaded.
+  // The thread loads vector c of each 16 of K: elements 4 c to 4 c + 3 of these. wgmma takes places
+  // 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 along K from the thread. In the K order of split/k_order.cuh,
+  // these places have the four elements that it has loaded.
   __device__ void convert(WeightFragments& fragments, const State& state) const {
     ptx::mbarrier_wait(
         barrier_of(shared_base + offsetof(Fp16x3SharedMemory, barriers.full), state.index),
         state.parity);
     const uint32_t first_address = weight_address + state.index * Fp16x3Config::kWeightBytes;
 #pragma unroll
-    for (int s = 0; s < Fp16x3Config::kWgmmasPerKTile; ++s) {  // 16 of K
+    for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {  // 16 of K
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {  // the thread's rows
-        const uint32_t address = swizzled_address(first_address, s, r);
-        const float4 v = ptx::load_shared_float4(address);
-        const float scale = weight_scale[r];
+      for (int next_row = 0; next_row < 2; ++next_row) {  // the thread's rows
+        const float4 v = ptx::load_shared_float4(swizzled_address(first_address, k_half, next_row));
+        const float scale = weight_scale[next_row];
         const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
           // The thread has two elements at these places: scaled[i] and scaled[i + 1]. The index i
           // is the same for every c. It is computed for c = 0, whose elements are 0 to 3.
           const int i = split::element_at_place(8 * upper);
-          const int reg = 2 * upper + r;  // wgmma's order of registers
-          split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[s][reg], &fragments.lo[s][reg]);
+          const int reg = 2 * upper + next_row;  // wgmma's order of registers
+          split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],
+                            &fragments.lo[k_half][reg]);
         }
       }
     }
@@ -235,10 +245,11 @@ struct Fp16x3Consumer {
     const uint64_t x_lo = x_hi + ptx::descriptor_units(Fp16x3Config::kHiBytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < Fp16x3Config::kWgmmasPerKTile; ++s) {
-      const uint64_t offset = s * ptx::kDescriptorStepK;
-      ptx::wgmma(rows, accumulators, fragments.lo[s], x_hi + offset, accumulates || s > 0);
-      ptx::wgmma(rows, accumulators, fragments.hi[s], x_lo + offset, true);
+    for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {
+      const uint64_t offset = k_half * ptx::kDescriptorStepK;
+      ptx::wgmma(rows, accumulators, fragments.lo[k_half], x_hi + offset,
+                 accumulates || k_half > 0);
+      ptx::wgmma(rows, accumulators, fragments.hi[k_half], x_lo + offset, true);
     }
     ptx::wgmma_commit_group();
   }
@@ -250,9 +261,10 @@ struct Fp16x3Consumer {
     const uint64_t x_hi = descriptor(state);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < Fp16x3Config::kWgmmasPerKTile; ++s) {
-      const uint64_t offset = s * ptx::kDescriptorStepK;
-      ptx::wgmma(rows, accumulators, fragments.hi[s], x_hi + offset, accumulates || s > 0);
+    for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {
+      const uint64_t offset = k_half * ptx::kDescriptorStepK;
+      ptx::wgmma(rows, accumulators, fragments.hi[k_half], x_hi + offset,
+                 accumulates || k_half > 0);
     }
     ptx::wgmma_commit_group();
   }

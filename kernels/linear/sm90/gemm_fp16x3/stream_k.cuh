@@ -82,9 +82,9 @@
 namespace kernels::sm90::gemm_fp16x3 {
 
 // The constants of the schedule, and the cost model behind them. The unit of time is the row step:
-// the time in which a cluster multiplies one row of x, over one k-group, by the 256 columns of a
-// tile. It is 12 to 13 ns on an H200. The model was fitted to the measured times of 253 products
-// (docs/EXPERIMENTS.md, "Stream-K at `highest`").
+// the time in which a cluster multiplies one row of x, over one k-group, by the 256 rows of the
+// weight of a tile. It is 12 to 13 ns on an H200. The model was fitted to the measured times of 253
+// products (docs/EXPERIMENTS.md, "Stream-K at `highest`").
 struct StreamKConfig {
   // The most clusters in a grid. The chip of compute capability 9.0 has 144 multiprocessors, two
   // for each cluster; an H200 uses 132 of them.

@@ -1,8 +1,8 @@
 // The tiles of the fp16x3 GEMM (kernel.cuh): which rows of x each has. choose_tiles.h chooses them.
 //
-// A cluster computes a tile: 256 columns, 128 in each of its blocks, and rows of x that both blocks
-// share. All tiles of a product have 128 rows, or all have 64, or some have 176 and the others 160.
-// Tiles of 176 and of 160 rows are dealt out evenly to the clusters.
+// A cluster computes a tile: 256 rows of the weight, 128 in each of its blocks, by rows of x that
+// both blocks share. All tiles of a product have 128 rows, or all have 64, or some have 176 and the
+// others 160. Tiles of 176 and of 160 rows are dealt out evenly to the clusters.
 //
 //   rows of the tiles            largest_x_tiles     other_rows
 //   all kMediumRows              0                   kMediumRows

@@ -18,19 +18,20 @@ namespace kernels::sm90::gemm_one_product {
 // ----- constants
 
 struct OneProductConfig {
-  // The block tile. wgmma's instruction m64n256 multiplies 64 rows of operand A by 256 rows of
-  // operand B. Operand A is the weight, and each consumer warpgroup has 64 rows of it, which make
-  // 64 columns of out. Operand B is x: both blocks of the cluster, and both warpgroups of a block,
-  // multiply all rows of the tile.
-  static constexpr int kWarpgroupColumns = 64;
-  static constexpr int kWarpColumns = kWarpgroupColumns / 4;  // wgmma gives each warp 16
-  static constexpr int kBlockWeightRows = kWarpgroupColumns * BlockConfig::kConsumerWarpgroups;
+  // The tile of a cluster: 256 rows of x by 256 rows of the weight. wgmma's instruction m64n256
+  // multiplies 64 rows of operand A by 256 rows of operand B. Operand A is the weight: each
+  // consumer warpgroup of the two blocks has 64 of the tile's rows, and each of its warps 16.
+  // Operand B is x: all warpgroups of both blocks multiply all of the tile's rows.
   static constexpr int kTileRows = 256;
+  static constexpr int kWarpWeightRows = 16;
+  static constexpr int kWarpgroupWeightRows = 4 * kWarpWeightRows;
+  static constexpr int kBlockWeightRows = kWarpgroupWeightRows * BlockConfig::kConsumerWarpgroups;
+  static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
   // Rows of x that each block of a cluster loads, for both blocks.
   static constexpr int kXRowsPerBlock = kTileRows / BlockConfig::kClusterSize;
   // Float32 accumulators of a thread: a warpgroup's 64 x 256 sums over its 128 threads.
   static constexpr int kAccumulators =
-      kWarpgroupColumns * kTileRows / BlockConfig::kWarpgroupThreads;
+      kWarpgroupWeightRows * kTileRows / BlockConfig::kWarpgroupThreads;
 
   // A row of a k-tile: 64 elements of a 16-bit type, or 32 of float32.
   static constexpr int kRowBytes = split::kKTileRowBytes;
@@ -50,7 +51,8 @@ struct OneProductConfig {
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
   static_assert(kBoxRows == kRowBytes / sizeof(__half),
                 "the box of a transposed 16-bit operand is square, so all boxes have one size");
-  static_assert(kWarpgroupColumns == kBoxRows, "a consumer warpgroup multiplies one box of weight");
+  static_assert(kWarpgroupWeightRows == kBoxRows,
+                "a consumer warpgroup multiplies one box of weight");
   static_assert(kXRowsPerBlock % kBoxRows == 0, "a block loads whole boxes of x");
 
   // Numbers of the named barriers. __syncthreads uses 0.
@@ -58,8 +60,8 @@ struct OneProductConfig {
   static constexpr int kFirstConverterBarrier =    // one for each converter warp: 3, 4 and 5
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 
-  // Registers of a thread after setmaxnreg. The workers are the warpgroup of the TMA producer and
-  // the converters. Consumers of GradientMode need more registers, because they keep the packed
+  // Registers of a thread after setmaxnreg. The workers are the producer warp and the converter
+  // warps. Consumers of GradientMode need more registers, because they keep the packed
   // results of a tile beside the accumulators of the next one. The workers need fewer there,
   // because they convert nothing.
   static constexpr int kWorkerRegisters = 88;
@@ -70,23 +72,26 @@ struct OneProductConfig {
                     BlockConfig::fits(kGradientWorkerRegisters, kGradientConsumerRegisters),
                 "warpgroups exchange the registers that the block was launched with");
 
-  // The epilogue subtile of StagedAccumulators, in row blocks. 8 rows of x are a row block (and 8
-  // columns of wgmma's accumulators). A warp stages a row block as one float4 a lane. One more
-  // float4 is padding (see StagedAccumulatorsReader).
+  // ----- How the epilogues stage results in shared memory (shared_memory.cuh)
+
+  // StagedAccumulators (float32, and the general epilogue of half types): a subtile of two row
+  // blocks at a time. A row block is 8 rows (sm90/copy_subtile.cuh). A warp stages it as one float4
+  // a lane. One more float4 is padding (see StagedAccumulatorsReader).
   static constexpr int kRowBlocks = kTileRows / 8;
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;
   static constexpr int kStagedLanes = 32 + 1;
   // From a staged row block to the next, in float4: four warps.
   static constexpr int kRowBlockPitch = 4 * kStagedLanes;
-  static_assert(kRowBlocks % kSubtileRowBlocks == 0, "a tile has whole epilogue subtiles");
+  static_assert(kRowBlocks % kSubtileRowBlocks == 0, "a tile has whole subtiles");
 
-  // The epilogue subtile of half types in the fast epilogue, in rows of x.
-  static constexpr int kHalfTypeSubtileRows = 64;
-  static_assert(kTileRows % kHalfTypeSubtileRows == 0, "a tile has whole epilogue subtiles");
+  // StagedRows (the fast epilogue of half types): 64 rows of out at a time.
+  static constexpr int kStagedRows = 64;
+  static_assert(kTileRows % kStagedRows == 0, "a tile is staged in whole parts");
 
-  // The epilogue subtile of gradients: a box of one warp's 16 columns x 64 rows of x, which TMA
-  // stores. A warp has two buffers for boxes: it writes one while TMA reads the other.
+  // PackedGradient (gradients of half types): a box of one warp's 16 rows of the weight x 64 rows
+  // of x, which TMA stores. A warp has two buffers for boxes: it writes one while TMA reads the
+  // other.
   static constexpr int kGradientBoxRows = 64;
   static constexpr int kGradientBuffers = 2;
   static_assert(kTileRows % kGradientBoxRows == 0, "a tile has whole boxes of results");
@@ -118,8 +123,9 @@ template <typename T>
 using HalfMode = ModeOf<ModeKind::kHalf, T, T>;
 
 // Computes gradients, in the types and layouts of HalfMode: out [N, M] = weight x^T, without
-// bias, ReLU or division. (launch.cuh swaps the caller's operands and sizes, so this is the
-// caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next tile.
+// bias, ReLU or division. (launch.cuh has exchanged the caller's operands and sizes, so this is
+// the caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next
+// tile.
 template <typename T>
 using GradientMode = ModeOf<ModeKind::kGradient, T, T>;
 
@@ -138,7 +144,7 @@ using RedoMode = ModeOf<ModeKind::kRedo, ptx::Tf32, float>;
 struct WeightConversion {
   split::ScaledMatrix weight;
   unsigned* next_patch;
-  unsigned* converted_patches;  // [panels][k_tiles], from 0 to kPatchesPerPanel
+  unsigned* converted_patches;  // [panels][k_tiles], each from 0 to kPatchesPerPanel
   unsigned* row_subnormals;     // [N]
   int k_tiles;                  // how many K has
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
@@ -204,17 +210,17 @@ struct OneProductArguments {
 
 // ----- blocks and warpgroups of a tile
 
-// Returns the panel of the weight whose 128 rows (OneProductConfig::kBlockWeightRows) the block of
-// this rank multiplies.
+// Returns which panel of the weight a block multiplies for a tile. A panel is 128 rows
+// (OneProductConfig::kBlockWeightRows). `rank` is the block's number in its cluster.
 __device__ inline int weight_panel(const Tile& tile, int rank) {
   return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }
 
-// The rows and columns of a tile that a consumer warpgroup computes: kTileRows rows and
-// kWarpgroupColumns columns of out, from these on.
+// The part of a tile that a consumer warpgroup computes: kTileRows rows of x by
+// kWarpgroupWeightRows rows of the weight, from these on.
 struct WarpgroupTile {
-  int first_row;
-  int first_column;
+  int first_m;
+  int first_n;
 };
 
 }  // namespace kernels::sm90::gemm_one_product

@@ -1,16 +1,25 @@
 // The converter warps of gemm_one_product_kernel. They turn the float32 weight into scaled fp16, in
-// global memory, just ahead of the TMA loads of the same kernel. The weight consists of patches
-// (converter_layouts.cuh). This file decides which warp converts which patch, and when.
-// converter_patch.cuh converts one patch.
+// global memory, just ahead of the TMA loads of the same kernel. This file decides which warp
+// converts which patch, and when. converter_patch.cuh converts one patch.
+//
+// The parts of the weight [N, K], in rows x elements of K:
+//
+//   weight tile   256 x K    what a cluster multiplies for a tile of out
+//   panel         128 x K    what one of the cluster's blocks multiplies: half of a weight tile
+//   patch         32 x 256   what a converter warp converts at a time: 4 k-tiles, of 64 each
+//   piece         8 x 64     what the warp loads to shared memory at a time: a sixteenth of a patch
+//                            (32 x 16 if the weight is transposed)
+//   octet         1 x 8      what a lane converts at a time: two in each piece
+//
+// Patches form a grid, with patch rows along N and patch columns along K: a panel has 4 patch rows,
+// and K = 8192 has 32 patch columns. A weight group is all weight tiles that the clusters multiply
+// at the same time (PatchOrder).
 //
 // The converter warps call convert_weight (kernel.cuh). The producer warp calls wait_converted
 // before it loads a k-tile (mainloop.cuh).
 //
 // Why in this kernel: a pass of its own would write the fp16 weight to memory, and the GEMM would
 // read it back. Here the GEMM reads it from L2, and the warps that convert would be idle otherwise.
-//
-// A converter warp converts a patch at a time: 32 rows of the weight x 4 k-tiles. A panel is the
-// 128 rows that a block multiplies, so it has 4 patches at each k-tile.
 //
 // Four counters connect the warps. All of them are 0 at first. producer_k_tile is in shared memory,
 // the others are in global memory.
@@ -22,7 +31,7 @@
 //   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
-//   row_subnormals      [row]: how many elements of a row have lost bits in fp16, weighted. Only
+//   row_subnormals      [n]: how many elements of row n have lost bits in fp16, weighted. Only
 //                       converter warps use it (converter_subnormals.cuh).
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
@@ -52,56 +61,55 @@
 namespace kernels::sm90::gemm_one_product {
 
 // The patches in the order in which the clusters need them. All clusters together multiply
-// weight_tiles_at_once tiles of the weight at a time. These tiles are a weight group. All patches
-// of its first four k-tiles come first, then those of its next four, and so on. Then comes the next
-// weight group.
+// weight_tiles_at_once weight tiles at a time, a weight group. The patches of the first weight
+// group come first, one patch column after the other, then those of the next weight group.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
-// The weight has 32, of which 17 are multiplied at once. A tile of the weight has 256 rows, which
-// are 8 patch rows (of 32 rows each). K has 128 k-tiles, which are 32 patches.
+// The weight has 32, of which 17 are multiplied at once. A weight tile has 8 patch rows. K has 128
+// k-tiles, which are 32 patch columns.
 //
-//   weight group 0: tiles 0 - 16,    17 * 8 = 136 patch rows,   136 * 32 = 4352 patches
-//   weight group 1: tiles 17 - 31,   15 * 8 = 120 patch rows,   120 * 32 = 3840 patches
+//   weight group 0: weight tiles 0 - 16,    17 * 8 = 136 patch rows,   136 * 32 = 4352 patches
+//   weight group 1: weight tiles 17 - 31,   15 * 8 = 120 patch rows,   120 * 32 = 3840 patches
 //
 //   Patch 5000 is number 5000 - 4352 = 648 of weight group 1.
-//     648 = 5 * 120 + 48, so its k-tiles are 5 * 4 = 20 to 23, and its patch row is 136 + 48 = 184.
-//     These are rows 184 * 32 = 5888 to 5919 of the weight.
+//     648 = 5 * 120 + 48, so its patch column is 5 and its patch row is 136 + 48 = 184.
+//     These are k-tiles 20 to 23, and rows 184 * 32 = 5888 to 5919 of the weight.
 struct PatchOrder {
   const WeightConversion& conversion;
-  int patches_along_k;
-  int patch_rows;  // the whole weight's; a patch row is 32 of its rows
-  int patch_rows_of_group;
+  int patch_columns;
+  int patch_rows;
+  int patch_rows_of_group;  // of a whole weight group
   int clusters;
 
-  // For `weight_tiles` tiles of the whole weight, and `clusters` clusters of the grid.
+  // `weight_tiles` are those of the whole weight, and `clusters` those of the grid.
   __device__ PatchOrder(const WeightConversion& conversion, int weight_tiles, int clusters)
       : conversion(conversion), clusters(clusters) {
     constexpr int kPatchRowsOfTile = BlockConfig::kClusterSize * ConverterConfig::kPatchesPerPanel;
-    patches_along_k =
+    patch_columns =
         (conversion.k_tiles + ConverterConfig::kPatchKTiles - 1) / ConverterConfig::kPatchKTiles;
     patch_rows = weight_tiles * kPatchRowsOfTile;
     patch_rows_of_group = conversion.weight_tiles_at_once * kPatchRowsOfTile;
   }
 
-  __device__ unsigned count() const { return static_cast<unsigned>(patch_rows) * patches_along_k; }
+  __device__ unsigned count() const { return static_cast<unsigned>(patch_rows) * patch_columns; }
 
   // The patch of this number, 0 <= number < count().
   __device__ __forceinline__ Patch find(int number) const {
-    const int weight_group = number / (patch_rows_of_group * patches_along_k);
-    const int number_in_group = number - weight_group * patch_rows_of_group * patches_along_k;
+    const int weight_group = number / (patch_rows_of_group * patch_columns);
+    const int number_in_group = number - weight_group * patch_rows_of_group * patch_columns;
     const int first_patch_row = weight_group * patch_rows_of_group;
     // The last weight group may have fewer patch rows than the others.
     const int patch_rows_here = min(patch_rows_of_group, patch_rows - first_patch_row);
     const int patch_column = number_in_group / patch_rows_here;
     const int patch_row_in_group = number_in_group - patch_column * patch_rows_here;
     const int patch_row = first_patch_row + patch_row_in_group;
-    const int k_tile = patch_column * ConverterConfig::kPatchKTiles;
-    const int64_t row = patch_row * ConverterConfig::kPatchRows;
-    return {row, k_tile, first_use(weight_group, k_tile)};
+    const int first_k_tile = patch_column * ConverterConfig::kPatchKTiles;
+    const int64_t first_n = patch_row * ConverterConfig::kPatchRows;
+    return {first_n, first_k_tile, first_use(weight_group, first_k_tile)};
   }
 
-  // Returns how many k-tiles a cluster multiplies before it needs this k-tile of the weight group's
-  // tiles.
+  // Returns how many k-tiles a cluster multiplies before it needs this k-tile of a tile of the
+  // weight group.
   //
   // In the example above, for patch 5000: 17 * 4 = 68 tiles of out come before weight group 1. A
   // cluster has multiplied 68 / 66 = 1 of them, which is 128 k-tiles. (The division rounds down, so
@@ -155,10 +163,10 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   const int lane = threadIdx.x % 32;
   ptx::fence_proxy_async_global();
   __syncwarp();
-  if (lane < ConverterConfig::kPatchKTiles && patch.k_tile + lane < conversion.k_tiles) {
-    const int64_t panel = patch.row / OneProductConfig::kBlockWeightRows;
+  if (lane < ConverterConfig::kPatchKTiles && patch.first_k_tile + lane < conversion.k_tiles) {
+    const int64_t panel = patch.first_n / OneProductConfig::kBlockWeightRows;
     ptx::add_release(
-        conversion.converted_patches + panel * conversion.k_tiles + patch.k_tile + lane, 1);
+        conversion.converted_patches + panel * conversion.k_tiles + patch.first_k_tile + lane, 1);
   }
 }
 

@@ -1,6 +1,6 @@
-// How the converter warps of gemm_one_product_kernel (converter.cuh) divide the weight, and which
-// elements a lane loads and converts. There is one struct for each layout of the weight in memory,
-// RowMajor and Transposed. converter_patch.cuh is the same for both.
+// The pieces of a patch, and which of their elements a lane of a converter warp loads and converts.
+// converter.cuh has a table of the parts of the weight. There is one struct for each layout of the
+// weight in memory, RowMajor and Transposed. converter_patch.cuh is the same for both.
 
 #pragma once
 
@@ -12,13 +12,6 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// How the weight is divided:
-//
-//   panel   128 rows of the weight: what one block multiplies
-//   patch   32 rows x 256 of K (4 k-tiles): what a warp converts at a time
-//   piece   a sixteenth of a patch, 2 KiB of float32: what a warp loads to shared memory at a time
-//   octet   8 neighbours along K: what a lane converts at a time, two in each piece
-//
 // The 16 pieces p0 - p15 of a patch, in the order in which a warp converts them. The pieces of
 // a row-major weight have 8 rows x 64 of K:
 //
@@ -32,24 +25,6 @@ namespace kernels::sm90::gemm_one_product {
 //
 //                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
 //   rows  0 - 31  p0 p1 p2 p3   p4 p5 p6 p7   p8 p9 p10 p11   p12 p13 p14 p15
-//
-// The way of lane 27 through the pieces of a k-tile. It loads four times four floats of a piece.
-// Then it converts two octets, whose floats other lanes have loaded. Rows count from the patch's
-// first row, and k from the k-tile's first.
-//
-//   row-major                     piece 0            piece 1         ...    piece 3
-//
-//     loads       rows            1, 3, 5, 7         9, 11, 13, 15          25, 27, 29, 31
-//                 k               44 - 47            44 - 47                44 - 47
-//     octet 0     row, k           3, 24 - 31        11, 24 - 31            27, 24 - 31
-//     octet 1     row, k           7, 24 - 31        15, 24 - 31            31, 24 - 31
-//
-//   transposed
-//
-//     loads       rows            12 - 15            12 - 15                12 - 15
-//                 k               3, 7, 11, 15       19, 23, 27, 31         51, 55, 59, 63
-//     octet 0     row, k          11, 8 - 15         11, 24 - 31            11, 56 - 63
-//     octet 1     row, k          27, 8 - 15         27, 24 - 31            27, 56 - 63
 struct ConverterConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
   static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kWithoutLo);  // 64 of K
@@ -88,8 +63,8 @@ struct ConverterConfig {
 
 // 32 rows x 4 k-tiles of the weight.
 struct Patch {
-  int64_t row;    // the first one
-  int k_tile;     // the first one
+  int64_t first_n;
+  int first_k_tile;
   int first_use;  // a cluster multiplies at least this many k-tiles before it needs the patch
 };
 
@@ -98,6 +73,26 @@ struct Patch {
 using PieceBuffer = float4[ConverterConfig::kCopiesPerPiece][32];
 using PieceRing = PieceBuffer[ConverterConfig::kBuffers];
 using ConverterMemory = PieceRing[ConverterConfig::kWarps];
+
+// ----- which elements a lane loads and converts
+//
+// A lane loads four times four floats of each piece. Then it converts two octets of the piece,
+// whose floats other lanes have loaded. Lane 27, for example, in the pieces of a k-tile (rows count
+// from the patch's first row, and k from the k-tile's first):
+//
+//   row-major                     piece 0            piece 1         ...    piece 3
+//
+//     loads       rows            1, 3, 5, 7         9, 11, 13, 15          25, 27, 29, 31
+//                 k               44 - 47            44 - 47                44 - 47
+//     octet 0     row, k           3, 24 - 31        11, 24 - 31            27, 24 - 31
+//     octet 1     row, k           7, 24 - 31        15, 24 - 31            31, 24 - 31
+//
+//   transposed
+//
+//     loads       rows            12 - 15            12 - 15                12 - 15
+//                 k               3, 7, 11, 15       19, 23, 27, 31         51, 55, 59, 63
+//     octet 0     row, k          11, 8 - 15         11, 24 - 31            11, 56 - 63
+//     octet 1     row, k          27, 8 - 15         27, 24 - 31            27, 56 - 63
 
 // From where a lane loads a patch.
 struct LaneSource {
@@ -133,11 +128,11 @@ struct RowMajor {
     return lane % 8 * 8;
   }
 
-  // Returns the lane's source for a patch that begins at this row and k of the weight.
-  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_row,
-                                         int64_t k, int lane) {
-    const int64_t row = first_row + lane / 16;
-    const float* const first = weight.source + row * weight.row_stride + k + lane % 16 * 4;
+  // Returns the lane's source for a patch that begins at row first_n and element first_k of K.
+  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
+                                         int64_t first_k, int lane) {
+    const int64_t n = first_n + lane / 16;
+    const float* const first = weight.source + n * weight.row_stride + first_k + lane % 16 * 4;
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
@@ -191,9 +186,9 @@ static_assert(RowMajor::pieces_to_count(8, 1) == 1 << 9, "piece 1 of k-tile 2 is
 //   k 4        0      1  ...        7              octet 0          octet 1
 //   ...
 //
-// Bank conflicts. The half warps read the same 16 rows, of a k and of k + 8. These would be 8 * 32
-// floats apart, in the same 16 of the 32 banks. So from k = 8 on, the two halves of the 32 rows are
-// swapped in the buffer.
+// Bank conflicts. While lanes 0 - 15 read 16 rows of a k, lanes 16 - 31 read the same rows of k
+// + 8. These would be 8 * 32 floats further, in the same 16 of the 32 banks. So from k = 8 on, the
+// buffer has rows 16 - 31 before rows 0 - 15.
 struct Transposed {
   static constexpr bool kIsTransposed = true;
 
@@ -207,10 +202,10 @@ struct Transposed {
     return piece_in_k_tile * ConverterConfig::kTransposedPieceDepth + lane / 16 * 8;
   }
 
-  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_row,
-                                         int64_t k, int lane) {
-    const int64_t line = k + lane / 8;
-    const float* const first = weight.source + line * weight.row_stride + first_row + lane % 8 * 4;
+  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
+                                         int64_t first_k, int lane) {
+    const int64_t k = first_k + lane / 8;
+    const float* const first = weight.source + k * weight.row_stride + first_n + lane % 8 * 4;
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
@@ -219,6 +214,7 @@ struct Transposed {
         source.first + piece * ConverterConfig::kTransposedPieceDepth * source.row_stride;
 #pragma unroll
     for (int i = 0; i < ConverterConfig::kCopiesPerPiece; ++i) {
+      // Of eight lanes with the same k, four load rows 0 - 15 and four rows 16 - 31.
       const bool is_swapped = i >= ConverterConfig::kCopiesPerPiece / 2;  // from k = 8 on
       const int buffer_lane = is_swapped ? lane ^ 4 : lane;
       ptx::copy_async_with_policy(&buffer[i][buffer_lane], address, source.policy);
@@ -228,7 +224,7 @@ struct Transposed {
 
   // The buffer's float with which an octet of the lane begins. Lanes 0 to 15 have k = 0 to 7 of the
   // piece, the others k = 8 to 15, where the halves of the rows are swapped. Example: octet 1 of
-  // lane 27 is row 27, k = 8 to 15. Row 27 has the place of row 11 there.
+  // lane 27 is row 27, k = 8 to 15. Row 27 is there at the place of row 11.
   __host__ __device__ static constexpr int first_float(int lane, int octet) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;

@@ -95,12 +95,12 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
 
 // Loads the factors of the lane's rows of a patch: scale[i] is for row Layout::row(lane, i).
 template <typename Layout>
-__device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_row,
+__device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
                                             int lane, float (&scale)[Layout::kRows]) {
 #pragma unroll
   for (int i = 0; i < Layout::kRows; ++i) {
-    const int64_t row = first_row + Layout::row(lane, i);
-    scale[i] = split::power_of_two(__ldg(weight.exponent + row));
+    const int64_t n = first_n + Layout::row(lane, i);
+    scale[i] = split::power_of_two(__ldg(weight.exponent + n));
   }
 }
 
@@ -117,25 +117,25 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const split::ScaledMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
-  const int64_t k = int64_t{patch.k_tile} * ConverterConfig::kKTileDepth;
+  const int64_t first_k = int64_t{patch.first_k_tile} * ConverterConfig::kKTileDepth;
   // Where the lane's first octet of a k-tile goes.
-  __half* target = weight.hi + patch.k_tile * k_tile_elements +
-                   (patch.row + Layout::row(lane, 0)) * split::kKTileRowNumbers +
+  __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
+                   (patch.first_n + Layout::row(lane, 0)) * split::kKTileRowNumbers +
                    Layout::first_k(lane, 0);
-  const LaneSource source = Layout::source_of(weight, patch.row, k, lane);
-  const auto load = [&](int piece) {
-    Layout::load(ring[piece % ConverterConfig::kBuffers], source, piece, lane);
+  const LaneSource source = Layout::source_of(weight, patch.first_n, first_k, lane);
+  // Past the last piece, this commits an empty group, as wait_for_piece counts groups.
+  const auto start_load = [&](int piece) {
+    if (piece < ConverterConfig::kPiecesPerPatch) {
+      Layout::load(ring[piece % ConverterConfig::kBuffers], source, piece, lane);
+    }
+    ptx::commit_copies();
   };
 
   float scale[Layout::kRows];
-  load_scales<Layout>(weight, patch.row, lane, scale);
+  load_scales<Layout>(weight, patch.first_n, lane, scale);
 
-  // Load the first three pieces. Then wait for each piece, load the one three later, and convert.
 #pragma unroll
-  for (int piece = 0; piece < kInFlight; ++piece) {
-    load(piece);
-    ptx::commit_copies();
-  }
+  for (int piece = 0; piece < kInFlight; ++piece) start_load(piece);
   uint32_t found_pieces = 0;  // pieces in which this lane has found subnormals: see count_pieces
 #pragma unroll 1
   for (int first_piece = 0; first_piece < ConverterConfig::kPiecesPerPatch;
@@ -145,9 +145,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
          ++piece_in_k_tile) {
       const int piece = first_piece + piece_in_k_tile;
       wait_for_piece(barrier);
-      const int later_piece = piece + kInFlight;
-      if (later_piece < ConverterConfig::kPiecesPerPatch) load(later_piece);
-      ptx::commit_copies();
+      start_load(piece + kInFlight);
       const bool has_subnormal = convert_piece<Layout>(ring[piece % ConverterConfig::kBuffers],
                                                        lane, piece_in_k_tile, scale, target);
       if (has_subnormal) {
@@ -159,53 +157,51 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   return count_found_pieces<Layout>(conversion, patch, found_pieces);
 }
 
-// Loads the octet of a row that begins at first_k. Elements past K, which is `k`, are 0.
+// Loads the octet of row n that begins at first_k. Elements past K, which is `k`, are 0.
 template <typename Layout>
-__device__ __forceinline__ void load_edge_octet(const split::ScaledMatrix& weight, int64_t row,
+__device__ __forceinline__ void load_edge_octet(const split::ScaledMatrix& weight, int64_t n,
                                                 int64_t first_k, int64_t k,
                                                 float (&v)[split::kOctet]) {
   if constexpr (Layout::kIsTransposed) {
     for (int j = 0; j < split::kOctet; ++j) {
       const bool exists = first_k + j < k;
-      v[j] = exists ? weight.source[(first_k + j) * weight.row_stride + row] : 0;
+      v[j] = exists ? weight.source[(first_k + j) * weight.row_stride + n] : 0;
     }
   } else {
-    load_floats(v, weight.source + row * weight.row_stride, first_k, k, /*is_aligned=*/true);
+    load_floats(v, weight.source + n * weight.row_stride, first_k, k, /*is_aligned=*/true);
   }
 }
 
 // Converts a patch at the edge of the weight, where some rows or some of K do not exist. Uses no
 // shared memory. Eight lanes share a row, with an octet each, so the warp converts four rows of one
-// k-tile at a time. lane_row is the lane's first row. Returns whether it has counted subnormals.
-// All lanes of a warp call it.
+// k-tile at a time. lane_first_n is the lane's first row. `k` is K. Returns whether it has counted
+// subnormals. All lanes of a warp call it.
 template <typename Layout>
-__device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k, int64_t lane_row,
-                                   int k_tile) {
+__device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k,
+                                   int64_t lane_first_n, int first_k_tile) {
   constexpr int kRowsAtATime = 4;
   constexpr int kRowsPerLane = ConverterConfig::kPatchRows / kRowsAtATime;
   const split::ScaledMatrix& weight = conversion.weight;
   bool any_counted = false;
 #pragma unroll 1
   for (int i = 0; i < ConverterConfig::kPatchKTiles * kRowsPerLane; ++i) {
-    const int row_number = i % kRowsPerLane;  // the row's number among those of the lane
-    const int k_tile_number = i / kRowsPerLane;
-    const int64_t own_row = lane_row + row_number * kRowsAtATime;
-    const int own_k_tile = k_tile + k_tile_number;
-    const int64_t own_k =
-        int64_t{own_k_tile} * ConverterConfig::kKTileDepth + threadIdx.x % 8 * split::kOctet;
+    const int64_t n = lane_first_n + i % kRowsPerLane * kRowsAtATime;
+    const int k_tile = first_k_tile + i / kRowsPerLane;
+    const int64_t octet_k =
+        int64_t{k_tile} * ConverterConfig::kKTileDepth + threadIdx.x % 8 * split::kOctet;
     SubnormalProbe probe;
     uint4 octet = {};
-    const bool exists = own_row < weight.rows && own_k < split::padded(k);
+    const bool exists = n < weight.rows && octet_k < split::padded(k);
     if (exists) {
       float v[split::kOctet];
-      load_edge_octet<Layout>(weight, own_row, own_k, k, v);
-      const float scale = split::power_of_two(__ldg(weight.exponent + own_row));
+      load_edge_octet<Layout>(weight, n, octet_k, k, v);
+      const float scale = split::power_of_two(__ldg(weight.exponent + n));
       octet = round_octet(v, scale, &probe);
-      __half* const row_of_k_tile = weight.hi + weight.k_tiled_index(own_k_tile, own_row);
-      *reinterpret_cast<uint4*>(row_of_k_tile + own_k % ConverterConfig::kKTileDepth) = octet;
+      __half* const row_of_k_tile = weight.hi + weight.k_tiled_index(k_tile, n);
+      *reinterpret_cast<uint4*>(row_of_k_tile + octet_k % ConverterConfig::kKTileDepth) = octet;
     }
     if (__any_sync(0xffffffff, probe.has_found())) {
-      count_subnormals(conversion, own_row, octet);
+      count_subnormals(conversion, n, octet);
       any_counted = true;
     }
   }
@@ -218,18 +214,20 @@ template <typename Layout>
 __device__ __forceinline__ void convert_patch(const WeightConversion& conversion, int64_t k,
                                               const Patch& patch, PieceRing& ring, int barrier) {
   const int lane = threadIdx.x % 32;
+  const int64_t end_n = patch.first_n + ConverterConfig::kPatchRows;
+  const int end_k_tile = patch.first_k_tile + ConverterConfig::kPatchKTiles;
   const bool is_whole =
-      patch.row + ConverterConfig::kPatchRows <= conversion.weight.rows &&
-      int64_t{patch.k_tile + ConverterConfig::kPatchKTiles} * ConverterConfig::kKTileDepth <= k;
+      end_n <= conversion.weight.rows && int64_t{end_k_tile} * ConverterConfig::kKTileDepth <= k;
   bool any_counted;
   if (is_whole) {
     any_counted = convert_whole_patch<Layout>(conversion, patch, ring, barrier);
   } else {
-    any_counted = convert_edge_patch<Layout>(conversion, k, patch.row + lane / 8, patch.k_tile);
+    any_counted =
+        convert_edge_patch<Layout>(conversion, k, patch.first_n + lane / 8, patch.first_k_tile);
   }
   if (any_counted) {
     __syncwarp();  // all lanes have added their counts of subnormals
-    mark_row_for_tf32(conversion, k, patch.row + lane, patch.k_tile);
+    mark_row_for_tf32(conversion, k, patch.first_n + lane, patch.first_k_tile);
   }
 }
 

@@ -89,9 +89,9 @@ __host__ __device__ constexpr unsigned scaled_subnormals(unsigned subnormals, un
 static_assert(scaled_subnormals(/*subnormals=*/4, /*nonzeros=*/32) == 8,
               "of 64 elements, 32 are zeros, 28 normal and 4 subnormal");
 
-// Counts the subnormals of a row in one k-tile, and adds the scaled count to row_subnormals[row].
+// Counts the subnormals of row n in one k-tile, and adds the scaled count to row_subnormals[n].
 // Eight lanes have a row, with an octet each.
-__device__ inline void count_subnormals(const WeightConversion& conversion, int64_t row,
+__device__ inline void count_subnormals(const WeightConversion& conversion, int64_t n,
                                         const uint4& octet) {
   const ElementCounts own = count_elements(octet);
   // Both counts in one pair, nonzeros in .x and normals in .y: those of the lane's elements with
@@ -107,7 +107,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   const unsigned subnormals = nonzeros - normals;
   const bool is_first_lane = threadIdx.x % 8 == 0;
   if (is_first_lane && subnormals != 0) {
-    atomicAdd(conversion.row_subnormals + row, scaled_subnormals(subnormals, nonzeros));
+    atomicAdd(conversion.row_subnormals + n, scaled_subnormals(subnormals, nonzeros));
   }
 }
 
@@ -124,17 +124,18 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   const int lane = threadIdx.x % 32;
   const split::ScaledMatrix& weight = conversion.weight;
   const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
-  const __half* const hi_k_tile = weight.hi + patch.k_tile * k_tile_elements;  // the patch's first
+  const __half* const hi_k_tile =
+      weight.hi + patch.first_k_tile * k_tile_elements;  // the patch's first
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int piece = __ffs(pieces) - 1;
     const int k_tile = piece / ConverterConfig::kPiecesPerKTile;
     const int piece_row = piece % ConverterConfig::kPiecesPerKTile *
                           ConverterConfig::kRowMajorPieceRows;  // a row of the patch
-    const int64_t row = patch.row + piece_row + lane / 8;
+    const int64_t n = patch.first_n + piece_row + lane / 8;
     const int k = lane % 8 * split::kOctet;  // in the k-tile
     const __half* const source =
-        hi_k_tile + k_tile * k_tile_elements + row * split::kKTileRowNumbers + k;
+        hi_k_tile + k_tile * k_tile_elements + n * split::kKTileRowNumbers + k;
     uint4 octets[ConverterConfig::kOctetsPerPiece];
 #pragma unroll
     for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
@@ -143,7 +144,7 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
     }
 #pragma unroll
     for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
-      count_subnormals(conversion, row + kRowsAtATime * i, octets[i]);
+      count_subnormals(conversion, n + kRowsAtATime * i, octets[i]);
     }
   }
 }
@@ -162,17 +163,17 @@ __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conve
   return has_found;
 }
 
-// Puts an infinity into the patch's part of a row if too many subnormals have been counted in the
+// Puts an infinity into the patch's part of row n if too many subnormals have been counted in the
 // row so far. No row is missed, because the patch that is the last to add its count sees the whole
 // count. Each lane calls it for a row of its own. The load is an acquire, as an ordinary load might
 // find an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
-                                                  int64_t row, int k_tile) {
+                                                  int64_t n, int k_tile) {
   const split::ScaledMatrix& weight = conversion.weight;
-  if (row >= weight.rows) return;
-  const unsigned subnormals = ptx::load_acquire(conversion.row_subnormals + row);
+  if (n >= weight.rows) return;
+  const unsigned subnormals = ptx::load_acquire(conversion.row_subnormals + n);
   if (split::has_many_subnormals(subnormals, /*elements=*/k)) {
-    weight.hi[weight.k_tiled_index(k_tile, row)] = __float2half(INFINITY);
+    weight.hi[weight.k_tiled_index(k_tile, n)] = __float2half(INFINITY);
   }
 }
 

@@ -5,7 +5,9 @@
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
-// Rows and columns are those of out [M, N]: column n is made from row n of the weight.
+// In all files of this folder, a variable m is the number of a row of x, which is also a row of
+// out. A variable n is the number of a row of the weight, which is also a column of out. (In
+// GradientMode, the matrices have exchanged their places: see there.)
 //
 // launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh):
 //
@@ -39,8 +41,9 @@
 //
 //   warps 0 - 3     consumer warpgroup 0: wgmma, epilogue                     208 (240)
 //   warps 4 - 7     consumer warpgroup 1: wgmma, epilogue                     208 (240)
-//   warp 8          TMA producer                                               88 (24)
-//   warps 9 - 11    converters in ConvertMode, idle in the other modes         88 (24)
+//   warps 8 - 11    workers                                                    88 (24)
+//     warp 8          TMA producer
+//     warps 9 - 11    converters in ConvertMode, idle in the other modes
 //
 // The parts are in these files:
 //
@@ -53,8 +56,11 @@
 //     converter_patch.cuh        how a converter converts a patch: 32 rows x 4 k-tiles of weight
 //     converter_layouts.cuh      how it loads the patch, from a weight or from its transpose
 //     converter_subnormals.cuh   which rows of the weight have too many subnormals for fp16
+//     accumulators.cuh           which thread has which accumulators
 //     epilogue.cuh               how the consumers make and store the results of a tile
-//     epilogue_half_types.cuh    how they do it for half types
+//     epilogue_inputs.cuh        what they need for it: bias and exponents
+//     epilogue_half_types*.cuh   the fast epilogue of half types, and its mask
+//     epilogue_gradient.cuh      how they store a tile of a gradient
 //     kernel.cuh                 the consumers' loop over tiles, and the kernel
 //
 //   in linear/sm90, for both GEMM kernels
@@ -98,7 +104,9 @@
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/converter.cuh"
 #include "linear/sm90/gemm_one_product/epilogue.cuh"
+#include "linear/sm90/gemm_one_product/epilogue_gradient.cuh"
 #include "linear/sm90/gemm_one_product/epilogue_half_types.cuh"
+#include "linear/sm90/gemm_one_product/epilogue_inputs.cuh"
 #include "linear/sm90/gemm_one_product/mainloop.cuh"
 #include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -127,7 +135,7 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
   const EpilogueMemory<typename Mode::Out> memory{
       shared.epilogue_inputs[warpgroup], shared.staging[warpgroup],
       OneProductConfig::kFirstEpilogueBarrier + warpgroup};
-  ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
+  OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
   float accumulators[OneProductConfig::kAccumulators];
   for_each_tile(args, [&](int index, const Tile& tile) {
     if (!computes_x_tile(args, tile.x_tile)) return;
@@ -139,7 +147,7 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile)
       consumer.multiply_next_k_tile(accumulators, k_tile);
     const bool tile_is_fast = prefetched.tile_is_fast(memory.barrier);
-    prefetched.store(args.epilogue, tile_is_fast, memory);
+    prefetched.store(args.epilogue, tile_is_fast, memory.inputs, memory.barrier);
     consumer.complete();
 
     // Epilogue.
@@ -165,7 +173,7 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
                                                       OneProductSharedMemory<Mode>& shared,
                                                       int warpgroup) {
   const int k_tiles = args.k_tiles();
-  ConsumerWarpgroup<Mode> consumer(args, shared_base, warpgroup);
+  OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;
   int packed_index = 0;  // the index of the packed tile
   float accumulators[OneProductConfig::kAccumulators];
@@ -176,16 +184,16 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
   for_each_tile(args, [&](int index, const Tile&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply_next_k_tile(accumulators, k_tile);
-      // While stored / kBoxes, the share of the boxes, is behind multiplied / k_tiles, the share of
-      // the k-tiles:
+      // While the share of the boxes, stored_boxes / kBoxes, is behind the share of the k-tiles,
+      // multiplied / k_tiles:
       const int multiplied = k_tile + 1;
-      while (packed.stored * k_tiles < packed.kBoxes * multiplied) store_next_box();
+      while (packed.stored_boxes * k_tiles < packed.kBoxes * multiplied) store_next_box();
     }
     consumer.complete();
     packed.pack(accumulators);
     packed_index = index;
   });
-  while (packed.stored < packed.kBoxes) store_next_box();
+  while (packed.stored_boxes < packed.kBoxes) store_next_box();
   // Shared memory must stay until TMA has read it.
   if (threadIdx.x % 32 == 0) ptx::wait_stores_read<0>();
 }

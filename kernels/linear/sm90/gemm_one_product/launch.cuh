@@ -36,7 +36,7 @@ namespace kernels::sm90::gemm_one_product {
 // x, and divide its rows of the weight.
 inline TileOrder tiles_of(const LinearArguments& call) {
   return {blocks_of(call.m, OneProductConfig::kTileRows),
-          blocks_of(call.n, OneProductConfig::kBlockWeightRows * BlockConfig::kClusterSize)};
+          blocks_of(call.n, OneProductConfig::kTileWeightRows)};
 }
 
 // Returns the arguments of gemm_one_product. Those that only float32 has are null: redo, conversion
@@ -93,10 +93,10 @@ void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
   maps.weight =
       operand_map<Mode>(call.weight, call.n, call.k, call.weight_stride, call.weight_is_transposed);
   if constexpr (Mode::kIsGradient) {
-    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is a warp's 16
-    // columns, which are rows of this map.
+    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is 16 rows of this
+    // map: the 16 n of a warp.
     const auto out = static_cast<const typename Mode::Out*>(call.out);
-    maps.out = make_map(out, call.n, call.m, call.m, OneProductConfig::kWarpColumns);
+    maps.out = make_map(out, call.n, call.m, call.m, OneProductConfig::kWarpWeightRows);
   }
   launch_with_maps(args, clusters, maps, stream);
 }
@@ -107,8 +107,8 @@ void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
 template <typename Mode>
 void launch_half_in_mode(const LinearArguments& call, cudaStream_t stream) {
   // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
-  const int64_t vector_size =
-      call.mask != nullptr ? OneProductConfig::kWarpgroupColumns : 16 / sizeof(typename Mode::Out);
+  const int64_t vector_size = call.mask != nullptr ? OneProductConfig::kWarpgroupWeightRows
+                                                   : 16 / sizeof(typename Mode::Out);
   auto args = make_arguments<Mode>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   args.epilogue.call_is_fast = args.epilogue.call_is_fast && call.has_relu;

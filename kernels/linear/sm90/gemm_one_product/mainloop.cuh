@@ -33,8 +33,8 @@ __device__ bool computes_x_tile(const OneProductArguments<Mode>& args, int x_til
   bool fits_fp16 = true;
 #pragma unroll
   for (int i = threadIdx.x % 32; i < OneProductConfig::kTileRows; i += 32) {
-    const int row = x_tile * OneProductConfig::kTileRows + i;
-    fits_fp16 &= row >= args.epilogue.m || __ldg(args.x_exponent + row) != split::kNeedsTf32;
+    const int m = x_tile * OneProductConfig::kTileRows + i;
+    fits_fp16 &= m >= args.epilogue.m || __ldg(args.x_exponent + m) != split::kNeedsTf32;
   }
   return __all_sync(0xffffffff, fits_fp16);
 }
@@ -68,8 +68,8 @@ struct OperandMaps {
 
 // The rows of the operands, and their k-tile, that this block loads to a stage.
 struct LoadSource {
-  int x_row;       // the first row of this block's half of the tile's rows of x
-  int weight_row;  // the first row of its panel of the weight
+  int first_m;  // the first row of this block's half of the tile's rows of x
+  int first_n;  // the first row of its panel of the weight
   int k_tile;
 };
 
@@ -100,13 +100,13 @@ __device__ __forceinline__ void load_boxes(const OperandMaps& maps,
                                            const LoadSource& source, const LoadTarget& target) {
   const int k = source.k_tile * args.kKTileDepth;
   for (int i = 0; i < OneProductConfig::kXRowsPerBlock / OneProductConfig::kBoxRows; ++i) {
-    const BoxBegin begin(source.x_row + i * OneProductConfig::kBoxRows, k, args.x_is_transposed);
+    const BoxBegin begin(source.first_m + i * OneProductConfig::kBoxRows, k, args.x_is_transposed);
     ptx::copy_tensor_multicast(target.x + i * OneProductConfig::kBoxBytes, &maps.x,
                                begin.contiguous, begin.other, target.full,
                                BlockConfig::kBothBlocks);
   }
   for (int i = 0; i < OneProductConfig::kBlockWeightRows / OneProductConfig::kBoxRows; ++i) {
-    const BoxBegin begin(source.weight_row + i * OneProductConfig::kBoxRows, k,
+    const BoxBegin begin(source.first_n + i * OneProductConfig::kBoxRows, k,
                          args.weight_is_transposed);
     ptx::copy_tensor(target.weight + i * OneProductConfig::kBoxBytes, &maps.weight,
                      begin.contiguous, begin.other, target.full);
@@ -121,9 +121,9 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps,
   ptx::mbarrier_arrive_expect_tx(target.full,
                                  OneProductConfig::kXBytes + OneProductConfig::kWeightBytes);
   if constexpr (Mode::kConvertsWeight) {  // both operands are k-tiled
-    ptx::copy_tensor_multicast(target.x, &maps.x, 0, source.x_row, source.k_tile, target.full,
+    ptx::copy_tensor_multicast(target.x, &maps.x, 0, source.first_m, source.k_tile, target.full,
                                BlockConfig::kBothBlocks);
-    ptx::copy_tensor(target.weight, &maps.weight, 0, source.weight_row, source.k_tile, target.full);
+    ptx::copy_tensor(target.weight, &maps.weight, 0, source.first_n, source.k_tile, target.full);
   } else {
     load_boxes(maps, args, source, target);
   }
@@ -142,15 +142,22 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   const uint32_t x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x) +
                              rank * OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
   const uint32_t weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight);
+  const auto stage = [&](int index) {
+    LoadTarget target;
+    target.x = x_address + index * OneProductConfig::kXBytes;
+    target.weight = weight_address + index * OneProductConfig::kWeightBytes;
+    target.full = barrier_of(full_address, index);
+    return target;
+  };
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineState<OneProductConfig::kStages> state;
   int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
   for_each_tile(args, [&](int index, const Tile& tile) {
-    const int x_row =
+    const int first_m =
         tile.x_tile * OneProductConfig::kTileRows + rank * OneProductConfig::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
-    const int weight_row = panel * OneProductConfig::kBlockWeightRows;
+    const int first_n = panel * OneProductConfig::kBlockWeightRows;
     if (!computes_x_tile(args, tile.x_tile)) {
       if (is_loader && rank == 0) args.redo.add(index);
       k_tiles_before += k_tiles;
@@ -165,13 +172,7 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
           converted = k_tile + wait_converted(args.conversion, panel, k_tile);
         }
       }
-      if (is_loader) {
-        LoadTarget target;
-        target.x = x_address + state.index * OneProductConfig::kXBytes;
-        target.weight = weight_address + state.index * OneProductConfig::kWeightBytes;
-        target.full = barrier_of(full_address, state.index);
-        load_k_tile(maps, args, {x_row, weight_row, k_tile}, target);
-      }
+      if (is_loader) load_k_tile(maps, args, {first_m, first_n, k_tile}, stage(state.index));
       state.advance();
     }
     k_tiles_before += k_tiles;
@@ -240,7 +241,7 @@ __device__ __forceinline__ void multiply_k_tile(
 // The mainloop of a consumer warpgroup: where its operands are in shared memory, and which rows
 // and columns of a tile it multiplies.
 template <typename Mode>
-struct ConsumerWarpgroup {
+struct OneProductConsumer {
   const OneProductArguments<Mode>& args;
   int warpgroup;
   int rank;  // the block's rank in its cluster
@@ -251,23 +252,23 @@ struct ConsumerWarpgroup {
   uint32_t weight_address;
   PipelineState<OneProductConfig::kStages> state;
 
-  __device__ ConsumerWarpgroup(const OneProductArguments<Mode>& args, uint32_t shared_base,
-                               int warpgroup)
+  __device__ OneProductConsumer(const OneProductArguments<Mode>& args, uint32_t shared_base,
+                                int warpgroup)
       : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
     full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
     empty_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
     x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
-    const int first_row = warpgroup * OneProductConfig::kWarpgroupColumns;
+    const int n_in_block = warpgroup * OneProductConfig::kWarpgroupWeightRows;
     weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight) +
-                     first_row * OneProductConfig::kRowBytes;
+                     n_in_block * OneProductConfig::kRowBytes;
   }
 
   // Returns the rows and columns of a tile that the warpgroup computes.
   __device__ WarpgroupTile warpgroup_tile_of(const Tile& tile) const {
     return {tile.x_tile * OneProductConfig::kTileRows,
             weight_panel(tile, rank) * OneProductConfig::kBlockWeightRows +
-                warpgroup * OneProductConfig::kWarpgroupColumns};
+                warpgroup * OneProductConfig::kWarpgroupWeightRows};
   }
 
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the

@@ -6,36 +6,39 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "linear/sm90/gemm_one_product/accumulators.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/converter.cuh"
+#include "linear/sm90/gemm_one_product/epilogue_inputs.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
 
-// An epilogue subtile of accumulators in shared memory: [row block][warp][lane], each lane with its
-// four results of the row block. The 33rd float4 is padding: see StagedAccumulatorsReader.
-using StagedAccumulators =
-    float4[OneProductConfig::kSubtileRowBlocks][4][OneProductConfig::kStagedLanes];
+// The mask of StagedRows: [row][warp], a word with a bit for each of the warp's 16 columns.
+using StagedMask = uint16_t[OneProductConfig::kStagedRows][OneProductConfig::kWarpgroupWeightRows /
+                                                           OneProductConfig::kWarpWeightRows];
 
-// The mask of an epilogue subtile of half types in shared memory: [row][warp], a word with a bit
-// for each of the warp's 16 columns.
-using StagedMask =
-    uint16_t[OneProductConfig::kHalfTypeSubtileRows][OneProductConfig::kWarpgroupColumns / 16];
-
-// The shared memory of a consumer warpgroup's epilogue: a member for each way to store.
+// 64 rows of a warpgroup's results in a half type, T, each with 64 columns, and their mask.
 template <typename T>
+struct StagedRows {
+  uint8_t results[OneProductConfig::kStagedRows]
+                 [OneProductConfig::kWarpgroupWeightRows * sizeof(T)];
+  StagedMask mask;
+};
+
+// Boxes of a gradient: [warp][buffer][column][bytes of 64 rows of x].
+template <typename T>
+using GradientBoxes =
+    uint8_t[4][OneProductConfig::kGradientBuffers][OneProductConfig::kWarpWeightRows]
+           [OneProductConfig::kGradientBoxRows * sizeof(T)];
+
+// The shared memory through which a consumer warpgroup stores a tile: a member for each way to do
+// so. TMA's swizzle requires that boxes are aligned to 1024 bytes.
+template <typename Out>
 union alignas(1024) Staging {
-  StagedAccumulators accumulators;  // store_general
-  // PackedGradient: [warp][buffer][column][bytes of 64 rows of x]. TMA's swizzle requires that
-  // boxes are aligned to 1024 bytes.
-  uint8_t gradient_boxes[4][OneProductConfig::kGradientBuffers][OneProductConfig::kWarpColumns]
-                        [OneProductConfig::kGradientBoxRows * sizeof(T)];
-  // store_fast of half types: two epilogue subtiles, used in turn.
-  struct {
-    uint8_t rows[OneProductConfig::kHalfTypeSubtileRows]
-                [OneProductConfig::kWarpgroupColumns * sizeof(T)];
-    StagedMask mask;
-  } subtiles[2];
+  StagedAccumulators accumulators;    // store_general
+  StagedRows<Out> rows[2];            // store_fast of half types; used in turn
+  GradientBoxes<Out> gradient_boxes;  // PackedGradient
 };
 
 // Both epilogues of float32 stage accumulators.
@@ -44,25 +47,12 @@ union alignas(16) Staging<float> {
   StagedAccumulators accumulators;
 };
 
-// The bias and the exponents of a consumer warpgroup's results, in shared memory. Its epilogue
-// reads nothing else besides the accumulators. In float32, the accumulator of row m and column n is
-// 2^(x_exponent[m] + weight_exponent[n]) times too large. The weight has exponents instead of
-// powers of two, because ConvertMode has no shared memory left for as many floats. Half types are
-// not scaled: their arrays have one element, which is not used.
-template <typename T>
-struct alignas(16) EpilogueInputs {
-  static constexpr bool kIsScaled = std::is_same_v<T, float>;
-  float bias[OneProductConfig::kWarpgroupColumns];
-  float x_unscale[kIsScaled ? OneProductConfig::kTileRows : 1];                 // 2^-x_exponent
-  int8_t weight_exponent[kIsScaled ? OneProductConfig::kWarpgroupColumns : 1];  // scaled by 2^this
-};
-
 // A consumer warpgroup's part of shared memory in the epilogue, and the named barrier of its
 // threads.
-template <typename T>
+template <typename Out>
 struct EpilogueMemory {
-  EpilogueInputs<T>& inputs;
-  Staging<T>& staging;
+  EpilogueInputs<Out>& inputs;
+  Staging<Out>& staging;
   int barrier;
 };
 

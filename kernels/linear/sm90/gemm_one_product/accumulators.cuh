@@ -1,0 +1,139 @@
+// The accumulators of a tile in gemm_one_product_kernel: which thread has which, and how they pass
+// through shared memory in the epilogues of epilogue.cuh.
+//
+// Eight rows of x are a row block; a tile has row blocks j = 0 - 31. (Rows of x, and of out, are
+// columns of wgmma's accumulators.) A warp has 16 rows of the weight, which make 16 columns of out:
+// two column blocks of 8. Thread 32 w + 4 g + c of the warpgroup (warp w = 0 - 3, g = 0 - 7,
+// c = 0 - 3) has four accumulators of each row block:
+//
+//                           row 8 j + 2 c            row 8 j + 2 c + 1
+//   column 16 w + g         accumulators[4 j]        accumulators[4 j + 1]
+//   column 16 w + g + 8     accumulators[4 j + 2]    accumulators[4 j + 3]
+//
+// The lanes of a warp that have row block j:
+//
+//              column 16 w +   0    1    2    3    4    5    6    7  | 8 ... 15: the same lanes
+//   rows 8 j + 0, 8 j + 1      0    4    8   12   16   20   24   28  |
+//   rows 8 j + 2, 8 j + 3      1    5    9   13   17   21   25   29  |
+//   rows 8 j + 4, 8 j + 5      2    6   10   14   18   22   26   30  |
+//   rows 8 j + 6, 8 j + 7      3    7   11   15   19   23   27   31  |
+
+#pragma once
+
+#include <cstdint>
+
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/pipeline.cuh"
+
+namespace kernels::sm90::gemm_one_product {
+
+// The index of a thread's accumulator for row 2 c of a row block. The one for row 2 c + 1 follows.
+// `column_block` is 0 for column g and 1 for column g + 8 of the warp.
+__host__ __device__ constexpr int accumulator_index(int row_block, int column_block) {
+  return 4 * row_block + 2 * column_block;
+}
+
+// ----- in shared memory
+
+// A subtile of a warpgroup's accumulators, two row blocks: [row block][warp][lane], each lane with
+// its four accumulators of the row block. The 33rd float4 is padding (StagedAccumulatorsReader).
+using StagedAccumulators =
+    float4[OneProductConfig::kSubtileRowBlocks][4][OneProductConfig::kStagedLanes];
+
+// Returns where this thread writes its four accumulators of the subtile's first row block.
+__device__ inline float4* staging_slot(StagedAccumulators& accumulators) {
+  const int warp = threadIdx.x % BlockConfig::kWarpgroupThreads / 32;
+  const int lane = threadIdx.x % 32;
+  return &accumulators[0][warp][lane];
+}
+
+// A place in a staged row block, [warp][lane] of float4.
+struct StagedPlace {
+  int warp;
+  int lane;
+  int component;  // 0 to 3, of the float4
+
+  // The distance from the beginning of the row block, in floats.
+  __host__ __device__ constexpr int in_floats() const {
+    return 4 * (warp * OneProductConfig::kStagedLanes + lane) + component;
+  }
+};
+
+// Returns where a staged row block has the accumulator of a column (of the warpgroup's 64) and a
+// row (of the row block's 8).
+//
+// Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column block. Row 2 is
+// the first row of c = 1. The accumulator is component 0 of lane 4 g + c = 17 of warp 1.
+__host__ __device__ constexpr StagedPlace staged_place(int column, int row) {
+  const int warp = column / 16;
+  const int lane = column % 8 * 4 + row / 2;  // 4 g + c
+  const int column_block = column / 8 % 2;
+  const int component = accumulator_index(/*row_block=*/0, column_block) + row % 2;
+  return {warp, lane, component};
+}
+static_assert(staged_place(20, 2).in_floats() == 4 * (1 * OneProductConfig::kStagedLanes + 17) + 0,
+              "the example above");
+
+// Reads StagedAccumulators in the order of out. Thread t of the warpgroup reads row t / 16 of each
+// row block, and columns 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64
+// columns, so a warp reads two rows at a time.
+//
+// Two measures avoid bank conflicts; reads_all_banks checks that they do.
+//
+//   padding   The 33rd float4 of each warp. Without it, equal lanes of all warps would be 128
+//             floats apart, in the same bank.
+//   swap      Even threads read their columns in the order 0 1 2 3, odd threads in the order
+//             1 0 3 2. Without that, two neighbouring threads would read columns that are 4 apart,
+//             which is 64 floats: the same bank. With it, they are 5 or 3 apart, which is an odd
+//             multiple of 16 floats: different halves of the banks.
+struct StagedAccumulatorsReader {
+  int column;                // the first of this thread's four, in the warpgroup's 64
+  int row;                   // in each row block
+  bool swaps;                // whether this thread reads column 1 before 0, and 3 before 2
+  const float* first_read;   // points to column 0, or to column 1 if the thread swaps
+  const float* second_read;  // points to the other one
+  // From a column to the next, in floats: four lanes of four floats.
+  static constexpr int kNextColumn = 16;
+
+  __device__ explicit StagedAccumulatorsReader(const StagedAccumulators& accumulators) {
+    column = threadIdx.x % 16 * 4;
+    row = threadIdx.x % BlockConfig::kWarpgroupThreads / 16;
+    swaps = threadIdx.x % 2 != 0;
+    const StagedPlace place = staged_place(column, row);
+    const float* const source = &accumulators[0][place.warp][place.lane].x + place.component;
+    first_read = source + (swaps ? 1 : 0) * kNextColumn;
+    second_read = source + (swaps ? 0 : 1) * kNextColumn;
+  }
+
+  // Reads the thread's four columns of its row in a row block of the subtile.
+  __device__ void read(float (&v)[4], int row_block) const {
+    constexpr int kPitch = 4 * OneProductConfig::kRowBlockPitch;  // in floats
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const float first = first_read[row_block * kPitch + i * kNextColumn];
+      const float second = second_read[row_block * kPitch + i * kNextColumn];
+      v[i] = swaps ? second : first;
+      v[i + 1] = swaps ? first : second;
+    }
+  }
+
+  // Returns whether the first reads of the 32 threads of a warp are in 32 different banks. (The
+  // further reads are the same distance away in all threads, or swapped between them.)
+  static constexpr bool reads_all_banks(int warp) {
+    uint32_t banks = 0;
+    for (int thread = 32 * warp; thread < 32 * warp + 32; ++thread) {
+      const bool swaps = thread % 2 != 0;
+      const int first_column = thread % 16 * 4 + (swaps ? 1 : 0);
+      const int row = thread / 16;
+      banks |= 1u << staged_place(first_column, row).in_floats() % 32;
+    }
+    return banks == 0xffffffff;
+  }
+};
+static_assert(StagedAccumulatorsReader::reads_all_banks(0) &&
+                  StagedAccumulatorsReader::reads_all_banks(1) &&
+                  StagedAccumulatorsReader::reads_all_banks(2) &&
+                  StagedAccumulatorsReader::reads_all_banks(3),
+              "reads have no bank conflicts");
+
+}  // namespace kernels::sm90::gemm_one_product

@@ -1,0 +1,107 @@
+// The inputs of gemm_one_product_kernel's epilogue (epilogue.cuh) besides the accumulators: the
+// bias, and the exponents by which rows of x and of the weight were scaled.
+//
+// A consumer warpgroup has its inputs of a tile in shared memory (EpilogueInputs). Each of its
+// threads loads a part of them to registers before the mainloop, which hides the latency, and
+// stores it to shared memory at the mainloop's end (PrefetchedInputs). Their contents:
+//
+//   mode          epilogue           bias[n]           x_unscale[m]          weight_exponent[n]
+//
+//   HalfMode      store_fast         bias / divisor    -                     -
+//   HalfMode      store_general      bias              -                     -
+//   ConvertMode   either             bias              2^-(exponent of m)    exponent of n
+//   RedoMode      store_general      bias              1                     0
+//
+// RedoMode scales nothing. GradientMode has no epilogue, and so no inputs. For rows and columns
+// that do not exist, the bias and the exponents are 0.
+
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/ptx/barrier.cuh"
+#include "linear/epilogue.cuh"
+#include "linear/sm90/gemm_one_product/arguments.cuh"
+#include "linear/sm90/pipeline.cuh"
+#include "linear/split/split.cuh"
+
+namespace kernels::sm90::gemm_one_product {
+
+// The inputs in shared memory; m and n count from the first ones of the warpgroup's tile. The
+// accumulator of m and n is 2^(exponent of m + exponent of n) times too large.
+//
+// The weight has exponents instead of powers of two, because ConvertMode has no shared memory left
+// for as many floats. Half types are not scaled: their two last arrays have one element, which is
+// not used.
+template <typename Out>
+struct alignas(16) EpilogueInputs {
+  static constexpr bool kIsScaled = std::is_same_v<Out, float>;
+  float bias[OneProductConfig::kWarpgroupWeightRows];
+  float x_unscale[kIsScaled ? OneProductConfig::kTileRows : 1];
+  int8_t weight_exponent[kIsScaled ? OneProductConfig::kWarpgroupWeightRows : 1];
+};
+
+// The inputs that one thread loads: the bias and the exponent of one n, and the exponents of two m
+// (in half types, of none).
+template <typename Mode>
+struct PrefetchedInputs {
+  using Out = typename Mode::Out;
+  static constexpr bool kIsScaled = EpilogueInputs<Out>::kIsScaled;
+  static constexpr int kXRowsPerThread =
+      kIsScaled ? OneProductConfig::kTileRows / BlockConfig::kWarpgroupThreads : 0;
+  float bias = 0;
+  int weight_exponent = 0;
+  // The exponents of m = thread + 128 i. C++ has no empty arrays, so there is one element more than
+  // rows.
+  int x_exponent[kXRowsPerThread + 1] = {};
+  bool thread_is_fast;  // whether the call and the thread's exponents allow the fast epilogue
+
+  __device__ PrefetchedInputs(const OneProductArguments<Mode>& args,
+                              const WarpgroupTile& warpgroup_tile)
+      : thread_is_fast(args.epilogue.call_is_fast) {
+    const Epilogue<Out>& epilogue = args.epilogue;
+    const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
+    const int n = warpgroup_tile.first_n + thread;
+    if (thread < OneProductConfig::kWarpgroupWeightRows && n < epilogue.n) {
+      if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + n));
+      if (Mode::kConvertsWeight) weight_exponent = __ldg(args.conversion.weight.exponent + n);
+    }
+    thread_is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
+#pragma unroll
+    for (int i = 0; i < kXRowsPerThread; ++i) {
+      const int m = warpgroup_tile.first_m + i * BlockConfig::kWarpgroupThreads + thread;
+      if (Mode::kConvertsWeight && m < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + m);
+      thread_is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
+    }
+  }
+
+  // Returns whether the tile takes the fast epilogue: whether all threads of the warpgroup allow
+  // it. All of them call it, after they have read the inputs of the tile before.
+  __device__ bool tile_is_fast(int barrier) const {
+    return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
+  }
+
+  // Stores the thread's inputs to `inputs`. All threads of the warpgroup call it, after
+  // tile_is_fast.
+  __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast,
+                        EpilogueInputs<Out>& inputs, int barrier) const {
+    const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
+    if (thread < OneProductConfig::kWarpgroupWeightRows) {
+      // Half types' fast epilogue divides the product before it adds the bias.
+      const bool divides_first = tile_is_fast && !kIsScaled;
+      inputs.bias[thread] = bias * (divides_first ? epilogue.divisor.inverse_power : 1.0f);
+      if constexpr (kIsScaled) {
+        inputs.weight_exponent[thread] = static_cast<int8_t>(weight_exponent);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kXRowsPerThread; ++i) {
+      inputs.x_unscale[i * BlockConfig::kWarpgroupThreads + thread] =
+          split::power_of_two(-x_exponent[i]);
+    }
+    ptx::barrier_sync(barrier, BlockConfig::kWarpgroupThreads);
+  }
+};
+
+}  // namespace kernels::sm90::gemm_one_product
