@@ -27,7 +27,7 @@ from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.forms import dtype_name
 from referee.reference.problem import Problem
 from referee.reference.random_values import random_tensor
-from referee.times.timings import Rate, ReportNames, Timings
+from referee.times.timings import LimitingRate, ReportNames, Timings
 
 # The largest relative errors of rounding to the nearest number of a format.
 U32 = 2.0**-24  # float32
@@ -108,7 +108,7 @@ class LinearReluDivideProblem(Problem):
     yardsticks = {"cpu": (PRODUCT,), "cuda": (PRODUCT, LIBRARY, THREE_PRODUCTS, TRITON)}  # noqa: RUF012
     slow_yardsticks = (TRITON,)
     yardstick_file = Path(__file__).with_name("linear_yardsticks.py")
-    rate = Rate(unit="TFLOP/s", work_unit="flops", yardstick=PRODUCT)
+    limiting_rate = LimitingRate(unit="TFLOP/s", work_unit="flops", yardstick=PRODUCT)
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -42,9 +42,11 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
     import_file          the import
     own_cases            the problem's own small inputs
     values               whole results at the timed size
+    buffers              buffers that the reference's forward changes
     other_inputs         inputs that `get_inputs` would not draw
     timed_forwards       forwards beside eager's
     gradients            gradients of inputs and parameters
+    step_memory          results and gradients while later steps run
     timed_training_steps a forward and its backward beside eager's
     forward, solution_step, returned_results, copied_results, intact, diagnosis
                          functions that several checks use

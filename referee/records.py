@@ -126,7 +126,7 @@ def make_record(subject: Subject, verdict: Verdict, file: str | None) -> dict:
 def make_run_record(times: TimesOfSetting) -> dict:
     """Return the entry of "runs" for one precision setting."""
     timings = times.forwards
-    limiting_rate = timings.rate  # the kind of speed that limits the problem, see `timings.Rate`
+    limiting_rate = timings.limiting_rate
     rows = _summary(timings.seconds, timings)
     milliseconds = {row["name"]: row["median_ms"] for row in rows}
     for row in rows:

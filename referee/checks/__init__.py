@@ -18,10 +18,12 @@ The other files of this folder have the functions that several checks use:
     diagnosis           what a wrong result is: zeros, a copy, an earlier result
 """
 
+from referee.checks.buffers import check_buffers
 from referee.checks.gradients import check_gradients, check_own_gradients
 from referee.checks.import_file import import_file
 from referee.checks.other_inputs import check_other_inputs
 from referee.checks.own_cases import check_own_cases
+from referee.checks.step_memory import check_step_memory
 from referee.checks.timed_forwards import time_forwards
 from referee.checks.timed_training_steps import time_training_steps
 from referee.checks.values import check_values
@@ -35,9 +37,11 @@ CHECKS_ONCE = (
 # Made for each precision setting of the problem; most problems have one.
 CHECKS_PER_SETTING = (
     check_values,  # whole results at the timed size, for several inputs and parameters
+    check_buffers,  # buffers that the reference's forward changes
     check_other_inputs,  # inputs that get_inputs would not draw
     time_forwards,  # forwards beside eager's; inputs and parameters are new, results are compared
     check_gradients,  # gradients of inputs and parameters
+    check_step_memory,  # a later step overwrites no result or gradient
     time_training_steps,  # training steps beside eager's, if the gradients were right
 )
 # A sweep makes these instead, at each size.

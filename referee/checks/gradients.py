@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from referee.checks.buffers import compare_buffers, prepare_buffers
 from referee.checks.copied_results import room_for_copies
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
@@ -30,6 +31,7 @@ COMPARED_STEPS = 2  # training steps, each with new inputs
 COMPARED_AFTER_OWN_INPUTS = 1  # with has_own_cases: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 NO_ROOM = "no memory to compare gradients"
+OUT_OF_MEMORY = "forward only: its training step runs out of memory"
 
 
 class ForwardOnlyError(Exception):
@@ -156,17 +158,22 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
         ForwardOnlyError: the reference or the solution has no gradients.
     """
     grading.latest_inputs = inputs
+    has_changed_buffers = bool(grading.problem.changed_buffers)
     drawn = draw_output_gradients(grading, inputs)
     parameters = grading.reference.parameter_names()
     step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
     _begin_step(grading, step, quantities)
-    reply = _ask(grading, step, quantities)
+    if has_changed_buffers:
+        prepare_buffers(grading)
+    reply = ask_for_step(grading, step, quantities)
     check_intact(grading, "the backward", with_gradients=True)
     _check_all_gradients_exist(reply["returned"][0]["results"], quantities, drawn.output_count)
     # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
     _compare_quantities(grading, quantities, reply, is_strict=drawn.are_masked)
+    if has_changed_buffers:
+        compare_buffers(grading, grading.reference.buffers_after(inputs), "a training step")
     grading.resources.free_results(grading.solution)
     return quantities
 
@@ -208,11 +215,20 @@ def _compare_quantities(
             index = ResultIndex(0, result_index)
             got = read_quantity(grading, quantity, description, prefix, index)
             check_complete(reply["elements"], result_index, got, quantity.name)
-            quantity.compare(got, is_strict)
+            rounded_otherwise = None
+            if quantity.kind is Kind.RESULT:
+                rounded_otherwise = grading.reference.rounded_otherwise(
+                    grading.latest_inputs, result_index
+                )
+            quantity.compare(got, is_strict, rounded_otherwise)
 
 
-def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict:
-    """Ask the solution for a training step; raise ForwardOnlyError if its backward raises."""
+def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict:
+    """Ask the solution for an untimed training step; return its reply.
+
+    Raises:
+        ForwardOnlyError: its backward raises.
+    """
     resources = grading.resources
     grading.write_inputs([step.inputs])
     grading.write_state()
@@ -231,7 +247,7 @@ def _ask(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> d
         if "CUDA error" in str(raised.args[0].get("text")):
             raise
         if raised.is_lack_of_memory:
-            raise ForwardOnlyError(NO_ROOM) from None
+            raise ForwardOnlyError(OUT_OF_MEMORY) from None
         _, line = outcome_of_exception(raised, "checking the backward")
         raise ForwardOnlyError(f"forward only: its backward raises {line}") from None
 

@@ -27,8 +27,12 @@ def check_other_inputs(grading: Grading) -> None:
     if not compared_kinds:
         grading.findings.relies_on_inputs = True
     grading.verdict.notes += describe_trivial_results(problem, compared_kinds)
+    repeating_indices = problem.input_source.repeating_indices
     if problem.input_source.repeats:
         grading.verdict.notes.append(REPEATS_INPUTS)
+    elif repeating_indices:
+        numbers = ", ".join(map(str, repeating_indices))
+        grading.verdict.notes.append(f"get_inputs draws the same input {numbers} every time")
     if problem.float64_obstacle:
         grading.verdict.notes.append(problem.float64_obstacle)
 

@@ -53,10 +53,21 @@ def check_results(
         prefix = f"{case_name}, output {result_index}: " if has_several else f"{case_name}: "
         check_description(grading, description, reference_result, prefix)
         check_elements_apart(description, reference_result, prefix)
-        if not grading.problem.may_share_memory and _is_in_shared_memory(grading, description):
-            reason = f"returns its input or a parameter, not new memory; return a copy: {case_name}"
-            raise NotCorrectError(WRONG, reason)
+        check_new_memory(grading, description, case_name)
     return descriptions
+
+
+def check_new_memory(grading: Grading, description: dict, case_name: str) -> None:
+    """Check that a result is not in the referee's memory, unless the reference's may be there.
+
+    Args:
+        grading: the file under grading.
+        description: describes the result.
+        case_name: the case in messages.
+    """
+    if not grading.problem.may_share_memory and is_in_shared_memory(grading, description):
+        reason = f"returns its input or a parameter, not new memory; return a copy: {case_name}"
+        raise NotCorrectError(WRONG, reason)
 
 
 def check_description(
@@ -115,7 +126,7 @@ def check_elements_apart(
         raise NotCorrectError(WRONG, f"{prefix}{reason}"[:MAX_LINE_LENGTH])
 
 
-def _is_in_shared_memory(grading: Grading, description: dict) -> bool:
+def is_in_shared_memory(grading: Grading, description: dict) -> bool:
     """Return whether a result is in the referee's memory, where inputs and parameters are."""
     if grading.device.type == "cuda":
         return grading.resources.memory.pool.allocation(description.get("handle")) is not None

@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.returned_results import check_description, check_elements_apart, read_result
+from referee.checks.returned_results import (
+    check_description,
+    check_elements_apart,
+    check_new_memory,
+    read_result,
+)
 from referee.comparison.quantity import Kind, Quantity
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
@@ -57,4 +62,5 @@ def read_quantity(
     check_description(grading, description, quantity.requirements, prefix)
     if quantity.kind is Kind.RESULT:
         check_elements_apart(description, quantity.requirements, prefix)
+        check_new_memory(grading, description, prefix.removesuffix(": "))
     return read_result(grading, description, quantity.name, index)

@@ -99,7 +99,7 @@ def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
     timings = Timings(
         problem.device.type,
         problem.names,
-        problem.rate,
+        problem.limiting_rate,
         problem.work,
         moved_bytes=problem.moved_bytes,
     )

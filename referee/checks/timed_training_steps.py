@@ -12,6 +12,7 @@ import torch
 
 from referee.call_names import MODULE
 from referee.checks.copied_results import check_copies_stay
+from referee.checks.gradients import OUT_OF_MEMORY
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.solution_step import draw_output_gradients, read_quantity
 from referee.comparison.quantity import Quantity
@@ -85,8 +86,7 @@ def time_training_steps(grading: Grading) -> None:
         if not error.is_lack_of_memory:
             raise
         grading.findings.times.steps = None
-        note = "the training step is not timed: the solution runs out of memory"
-        grading.verdict.notes.append(note)
+        grading.verdict.notes.append(OUT_OF_MEMORY)
 
 
 def _time_rounds(grading: Grading) -> None:
@@ -110,8 +110,8 @@ def _time_rounds(grading: Grading) -> None:
 def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
     """Add a training step without times to the run; return it."""
     problem = grading.problem
-    forward = Timings(problem.device.type, problem.names, problem.rate, work=0)
-    backward = Timings(problem.device.type, problem.names, problem.rate, work=0)
+    forward = Timings(problem.device.type, problem.names, problem.limiting_rate, work=0)
+    backward = Timings(problem.device.type, problem.names, problem.limiting_rate, work=0)
     for half in (forward, backward):
         half.start(timed_call.name for timed_call in timed_calls)
     grading.findings.times.steps = StepTimings(forward, backward)

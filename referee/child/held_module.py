@@ -102,8 +102,8 @@ class HeldModule:
         for name, shared in zip(names, self._mapping.tensors(location), strict=True):
             state[name].data = shared
 
-    def parameters(self, names: list[str]) -> list[torch.Tensor]:
-        """Return the module's parameters that have these names."""
+    def tensors(self, names: list[str]) -> list[torch.Tensor]:
+        """Return the module's parameters and buffers that have these names."""
         state = self._state()
         return [state[name] for name in names]
 

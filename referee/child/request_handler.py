@@ -8,6 +8,7 @@
     prepare_yardsticks, keep_yardsticks              make yardsticks; free those of no more use
     map_pages                                        maps the shared memory again
     copy_results                                     copies kept results once more
+    describe_buffers                                 tells where buffers are
     release, reset                                   free results; forget the module
 
 A request has the name of the method and its arguments. The reply is what the method returns. Both
@@ -121,7 +122,7 @@ class RequestHandler:
             parameters: names of the parameters whose gradients are computed.
             outputs: a location for copies of each step's results, as in `run_forwards`.
         """
-        tensors = self._held.parameters(parameters)
+        tensors = self._held.tensors(parameters)
         self._timer.wake_threads()
         returned = [
             self._run_step(call_name, location, gradients_location, tensors)
@@ -174,7 +175,7 @@ class RequestHandler:
                 are filled with NaN.
             outputs: a location for a copy of the results, as in `run_forwards`.
         """
-        tensors = self._held.parameters(parameters)
+        tensors = self._held.tensors(parameters)
         fill_free_memory_with_nan(result_bytes, self._device)
         self._timer.wake_threads()
         returned = [self._run_step(MODULE, inputs[0], output_gradients[0], tensors)]
@@ -232,6 +233,16 @@ class RequestHandler:
             outputs: a location for each of these calls.
         """
         self._results.copy_again(outputs)
+
+    def describe_buffers(self, names: list[str], outputs: list[dict] | None = None) -> dict:
+        """Keep buffers as they are now, as results are kept; return their descriptions.
+
+        Args:
+            names: the buffers' names.
+            outputs: a location for their copies, as in `run_checked_forward`.
+        """
+        [description] = self._results.keep_all([self._held.tensors(names)], outputs)
+        return {"buffers": description["results"]}
 
     def release(self, empty_cache: bool = False) -> None:
         """Free the results of the last request.

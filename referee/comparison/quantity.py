@@ -4,9 +4,9 @@ Where a sum is near zero, rounding decides whether ReLU passes a gradient, so an
 differ by much. Several steps then decide, for each has other inputs, and other sums near zero:
 
     quantity                          untimed steps           timed steps
-    result                            "wrong in every step"   one wrong element, unless a second
-                                                              look excuses it
-    gradient                          "wrong in every step"   the four rules of `gradient_rules`
+    result                            one wrong element, unless a second look excuses it
+    gradient                          "wrong in every step",  the four rules of `gradient_rules`
+                                      "far off in one step"
     either, if only eager's values    one wrong element       one wrong element
     are right, as for integers
     either, in a strict step          one wrong element       (none is timed)
@@ -79,26 +79,38 @@ class Quantity:
         """True if a single step has shown that the quantity is wrong."""
         return self._has_wrong_element or self._far_off_in_one_step.is_mistake()
 
+    @property
+    def _does_one_element_decide(self) -> bool:
+        """True if a single wrong element, in any step, is a mistake."""
+        return self.requirements.must_equal_eager or self.kind is Kind.RESULT
+
     def begin_step(self, reference_tensor: ReferenceTensor | None) -> None:
         """Take the reference's tensor of an untimed step, None where it has none."""
         self._reference_tensor = reference_tensor
         self.requirements = reference_tensor.requirements if reference_tensor else None
 
-    def compare(self, got: torch.Tensor, is_strict: bool) -> None:
+    def compare(
+        self,
+        got: torch.Tensor,
+        is_strict: bool,
+        rounded_otherwise: RoundedOtherwise | None = None,
+    ) -> None:
         """Compare the solution's tensor of the step that has begun; free the reference's tensor.
 
         Args:
             got: the tensor.
             is_strict: whether a single wrong element is a mistake, in any step.
+            rounded_otherwise: for a result, yields the reference's results with other roundings.
         """
-        comparison = self._reference_tensor.compare(got)
+        comparison = self._reference_tensor.compare(got, rounded_otherwise)
         self.comparison = comparison
-        one_step_decides = is_strict or self.requirements.must_equal_eager
+        one_step_decides = is_strict or self._does_one_element_decide
         has_wrong_elements = bool(comparison.wrong.any())
         if not one_step_decides:
-            self._wrong_in_every_step.add(
-                GradientOfStep(self.requirements, comparison.wrong, comparison.errors.relative)
-            )
+            relative_error = comparison.errors.relative if has_wrong_elements else 0.0
+            step = GradientOfStep(self.requirements, comparison.wrong, relative_error)
+            self._wrong_in_every_step.add(step)
+            self._far_off_in_one_step.add(step)
         # A mistake without wrong elements is the mean error. It does not count here, because
         # rounding near ReLU's zero can make it.
         if comparison.mistake and has_wrong_elements:
@@ -123,8 +135,7 @@ class Quantity:
             error_of_other_roundings: computes the typical error of eager's tensor if it is rounded
                 otherwise; for a gradient.
         """
-        one_step_decides = self.requirements.must_equal_eager or self.kind is Kind.RESULT
-        if not one_step_decides:
+        if not self._does_one_element_decide:
             self._compare_gradient(got, eager, error_of_other_roundings)
             return
         mistake = self.requirements.other_draws.find_mistake(got, eager, rounded_otherwise)

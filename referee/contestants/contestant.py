@@ -307,7 +307,7 @@ def _check_types(reply: dict) -> None:
     for key in ("raised", "elements"):
         if not isinstance(reply.get(key, {}), dict):
             raise ForgedError(f'its "{key}" is no dictionary')
-    for key in ("returned", "state"):
+    for key in ("returned", "state", "buffers"):
         if not _is_list_of_dicts(reply.get(key, [])):
             raise ForgedError(f'its "{key}" is no list of dictionaries')
     for returned_by_call in reply.get("returned", []):

@@ -95,6 +95,16 @@ class State:
         if reference_state:
             self._move(descriptions, list(reference_state.values()))
 
+    def move_back(self) -> None:
+        """Have the contestant move its tensors into the shared memory once more.
+
+        A forward may have assigned a new tensor to a buffer.
+        """
+        if self.names:
+            self._contestant.ask(
+                "adopt", names=list(self.names.values()), location=self._region.location
+            )
+
     def write(self, values: list[torch.Tensor]) -> None:
         """Write new values, in the order of the reference's state."""
         if self.names:
@@ -136,9 +146,7 @@ class State:
         sizes, forms = _forms_in_region(descriptions, most_bytes)
         self._region.make_room_for(sizes, forms)
         self.write(values)
-        self._contestant.ask(
-            "adopt", names=list(self.names.values()), location=self._region.location
-        )
+        self.move_back()
 
     def _check_first_values(
         self, descriptions: list[dict], reference_state: dict[str, torch.Tensor]

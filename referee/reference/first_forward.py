@@ -25,6 +25,7 @@ class FirstForward:
         operators: the names of the operators that are called.
         terms: the number of terms of the longest sum that gives one element of a result.
         may_share_memory: whether results may share memory with inputs or with earlier results.
+        changed_buffers: the names of the buffers that a forward changes, in training mode.
     """
 
     nesting: str
@@ -32,6 +33,7 @@ class FirstForward:
     operators: set[str]
     terms: int
     may_share_memory: bool
+    changed_buffers: list[str]
 
 
 def run_first_forward(
@@ -51,10 +53,12 @@ def run_first_forward(
     generators_before = _generator_states(device)
     tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.numel()]
     copies = [x.clone() for x in tensors]
+    buffers_before = {name: x.clone() for name, x in _buffers(module).items()}
     with torch.no_grad(), Operators() as observed:
         nesting, returned = file.call_or_refuse("forward", lambda: flatten(module(*inputs)))
     if _generator_states(device) != generators_before:
         raise file.bad("Model draws random numbers in forward, so no two results agree")
+    changed_buffers = _names_of_changed(buffers_before, _buffers(module))
     _check_types(file, returned)
     outputs = [as_plain_tensor(x) for x in returned]
     for x, copy in zip(tensors, copies, strict=True):
@@ -73,7 +77,23 @@ def run_first_forward(
         operators=observed.names,
         terms=observed.most_terms,
         may_share_memory=_any_shares_memory(outputs, tensors, second_outputs),
+        changed_buffers=changed_buffers,
     )
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers of a module's `state_dict()` by name."""
+    names = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return {name: x for name, x in module.state_dict().items() if name in names}
+
+
+def _names_of_changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of the tensors that have other bits than before."""
+    return [
+        name
+        for name, x in after.items()
+        if name in before and first_mismatch(x, before[name], bitwise=True)
+    ]
 
 
 def _any_shares_memory(

@@ -23,6 +23,7 @@ class InputSource:
         float_indices: the indices of those tensors that hold floats; float8 does not count.
         repeats: whether `get_inputs` draws equal inputs each time, as under a fixed seed. It
             is not tried, and False, if the problem has cases of its own.
+        repeating_indices: the indices of those tensors that are equal each time; all if `repeats`.
 
     Raises:
         BadReferenceError: no input is a tensor with elements, or `get_inputs` raises or gives
@@ -36,10 +37,14 @@ class InputSource:
         self._device = device
         self._draws_on_device = draws_on_device
         self._form = forms_of(first)
-        self.repeats = False
-        if not file.has_own_cases:
-            self.repeats = _are_equal(first, self.draw())
         self.tensor_indices = [i for i, x in enumerate(first) if _is_tensor(x) and x.numel()]
+        self.repeating_indices: list[int] = []
+        if not file.has_own_cases:
+            second = self.draw()
+            self.repeating_indices = [
+                i for i in self.tensor_indices if _are_equal(first[i], second[i])
+            ]
+        self.repeats = bool(self.tensor_indices) and self.repeating_indices == self.tensor_indices
         if not self.tensor_indices:
             raise file.bad("get_inputs gives no tensor with elements; at least one is needed")
         self.float_indices = [i for i in self.tensor_indices if _is_drawable_float(first[i])]
@@ -86,10 +91,9 @@ def _is_tensor(x: object) -> bool:
     return isinstance(x, torch.Tensor)
 
 
-def _are_equal(first: list, second: list) -> bool:
-    """Return whether all tensors of two lists of inputs of one form have equal values."""
-    pairs = zip(first, second, strict=True)
-    return all(torch.equal(flat_bytes(x), flat_bytes(y)) for x, y in pairs if _is_tensor(x))
+def _are_equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether two tensors of one form have equal values."""
+    return torch.equal(flat_bytes(x), flat_bytes(y))
 
 
 def _is_drawable_float(x: torch.Tensor) -> bool:

@@ -114,6 +114,15 @@ class ReferenceModule:
         with self._restored_buffers():
             return self._problem.reference_tensors(self.module, inputs)
 
+    def buffers_after(self, inputs: list) -> dict[str, ReferenceTensor]:
+        """Return the buffers that a forward changes, as it leaves them, with their error budgets.
+
+        They are by name. The forward may as well be that of a training step.
+        """
+        names = self._problem.changed_buffers
+        module = _BuffersAfterForward(self.module, names)
+        return dict(zip(names, self._problem.reference_tensors(module, inputs), strict=True))
+
     def eager_results_of_step(self, step: StepArguments) -> list[torch.Tensor | None]:
         """Return eager's results and gradients of a training step, without error budgets."""
         with self._restored_buffers():
@@ -206,6 +215,31 @@ class ReferenceModule:
         self._first_values = {
             name: without_repeats(state[name]).clone() for name in self._changing_names
         }
+
+
+class _BuffersAfterForward(nn.Module):
+    """A module whose results are buffers of another one after a forward of that one.
+
+    Args:
+        module: the other module; each forward restores these buffers.
+        names: the names of the buffers.
+    """
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self._module = module
+        self._names = names
+
+    def forward(self, *inputs: object) -> list[torch.Tensor]:
+        """Run the other module; return copies of its buffers."""
+        state = self._module.state_dict()
+        values_before = {name: state[name].clone() for name in self._names}
+        self._module(*inputs)
+        state = self._module.state_dict()
+        values_after = [state[name].clone() for name in self._names]
+        for name, value in values_before.items():
+            state[name].copy_(value)
+        return values_after
 
 
 def _typical_errors(other_results: list, eager: list) -> Iterator[tuple[int, float]]:

@@ -20,7 +20,7 @@ from referee.reference.facts import examine
 from referee.reference.file import ReferenceFile
 from referee.reference.float64 import run_in_float64, run_in_tf32
 from referee.reference.tf32 import operators_in_tf32
-from referee.times.timings import Rate, ReportNames, Timings
+from referee.times.timings import LimitingRate, ReportNames, Timings
 
 # If inputs, outputs and parameters take more than this share of a GPU's memory, not all contestants
 # can keep memory for them at once: each gives back what it does not use.
@@ -43,7 +43,8 @@ class Problem:
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
-        nesting, operators, terms, may_share_memory: see `first_forward.FirstForward`.
+        nesting, operators, terms, may_share_memory, changed_buffers: see
+            `first_forward.FirstForward`. With cases of its own, no buffers are compared.
         float64_obstacle: why results are compared only with eager's, in words; None if results are
             compared with float64's.
         float64_obstacle_in_steps: the same for training steps, which the first comparison of
@@ -57,8 +58,8 @@ class Problem:
 
     # The timed calls' names in reports.
     names = ReportNames(solution="ModelNew", eager="eager")
-    # The speed that limits the problem.
-    rate = Rate(unit="GB/s", work_unit="moved_bytes", yardstick=COPY)
+    # The kind of speed that limits the problem.
+    limiting_rate = LimitingRate(unit="GB/s", work_unit="moved_bytes", yardstick=COPY)
     # The names of the calls that are timed beside eager, by the device's type. A quick check leaves
     # out the slow ones, which take seconds to prepare.
     yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
@@ -89,6 +90,7 @@ class Problem:
         self.operators = facts.forward.operators
         self.terms = facts.forward.terms
         self.may_share_memory = facts.forward.may_share_memory
+        self.changed_buffers = [] if file.has_own_cases else facts.forward.changed_buffers
         self.float64_obstacle = facts.float64_obstacle
         self.float64_obstacle_in_steps: str | None = None
 
@@ -239,7 +241,7 @@ class Problem:
 
     @property
     def work(self) -> int:
-        """The work of one call, in units of the rate."""
+        """The work of one call: bytes or flops, see `limiting_rate`."""
         return self.moved_bytes
 
     def floor_seconds(self, timings: Timings) -> float:

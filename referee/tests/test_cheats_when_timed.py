@@ -71,7 +71,7 @@ if len(calls) > 3:
     gradients = [1.2 * gradient for gradient in gradients]
 """) + module(OWN_FORWARD, LINEAR_INIT)  # fmt: skip
 AT_LINEAR = {
-    "keeps_gradients": wrong(KEEPS_GRADIENTS, "^a timed step's gradient of"),
+    "keeps_gradients": wrong(KEEPS_GRADIENTS, "^gradient of"),
     "wrong_gradients_later": wrong(LATER_WRONG, "^in timed steps, gradient of"),
     "right": correct(RIGHT, "training step"),
 }
@@ -249,7 +249,7 @@ return torch.relu(x)
 """)
 LACKS = {
     "describes": wrong(DESCRIBES_A_LACK_OF_MEMORY, "OutOfMemoryError"),
-    "raises": correct(RAISES_IN_STEPS, "step is not timed: the solution runs out of memory"),
+    "raises": correct(RAISES_IN_STEPS, "^forward only: its training step runs out of memory"),
 }
 
 

@@ -395,3 +395,11 @@ def test_each_file_builds_in_a_folder_of_its_own(tmp_path):
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout
+
+
+def test_a_note_names_inputs_that_repeat_beside_others(tmp_path):
+    """A solution may keep what follows from such an input alone."""
+    forward = "return x * inputs[1]"
+    problem = reference(forward, "[torch.rand(8, 64), torch.tril(torch.ones(8, 64))]")
+    note = "get_inputs draws the same input 1 every time"
+    grade(problem, {"plain": correct(module(forward), note)}, tmp_path, trials=1)

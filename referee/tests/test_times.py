@@ -21,7 +21,7 @@ from referee.rounds.step_samples import StepSample, StepSamples, make_step_sampl
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
 from referee.times.ratios import p10_and_p90, speed_up
-from referee.times.timings import Rate, ReportNames, StepTimings, TimesOfSetting, Timings
+from referee.times.timings import LimitingRate, ReportNames, StepTimings, TimesOfSetting, Timings
 from referee.times.two_clocks import (
     LATENESS_OF_IDLE_GPU,
     MIN_SECONDS,
@@ -341,7 +341,7 @@ def test_the_word_for_times(eager, again, times, device, word):
 def test_a_runs_word_is_that_of_its_eager_control_and_solution():
     names = ReportNames(solution="ModelNew", eager="eager")
     seconds = {"ModelNew": [0.5] * 5, "eager": ONES, "eager (again)": JITTER}
-    rate = Rate("GB/s", "moved_bytes", COPY)
+    rate = LimitingRate("GB/s", "moved_bytes", COPY)
     timings = Timings("cpu", names, rate, work=1, seconds=seconds, wall_seconds=seconds)
     assert TimesOfSetting("", timings).speed_word == "faster"
     seconds["ModelNew"] = [2.0] * 5

@@ -19,8 +19,8 @@ class ReportNames(NamedTuple):
         return f"{self.eager} (again)"
 
 
-class Rate(NamedTuple):
-    """The speed that limits a problem.
+class LimitingRate(NamedTuple):
+    """The kind of speed that limits a problem: bytes or flops in a second.
 
     Attributes:
         unit: the unit of the rate, one of `report.SCALE`.
@@ -40,8 +40,8 @@ class Timings:
     Attributes:
         device: "cpu" or "cuda".
         names: the names of the solution, of eager and of the control.
-        rate: the speed that limits the problem.
-        work: the work of one call, in the units of the rate.
+        limiting_rate: the problem's.
+        work: the work of one call, in the unit `work_unit` of that rate.
         seconds: the seconds of a call in each round, by the timed call's name.
         wall_seconds: the same by the referee's clock, with the overhead.
         notes: which timed calls were left out, and why.
@@ -52,7 +52,7 @@ class Timings:
 
     device: str
     names: ReportNames
-    rate: Rate
+    limiting_rate: LimitingRate
     work: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
     wall_seconds: dict[str, list[float]] = field(default_factory=dict)

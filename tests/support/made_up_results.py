@@ -21,7 +21,7 @@ def timings(module, ratio: float = 2.0, noise: float = 0.0) -> Timings:
     """Make up the times of 20 rounds: eager takes 3 ms, and the solution 3 ms / ratio."""
     draw = random.Random(0)
     names = PROBLEMS[module].names
-    rate = PROBLEMS[module].rate
+    rate = PROBLEMS[module].limiting_rate
     made = Timings("cpu", names, rate, 6_000_000, floor=1e-3)
     typical = {names.solution: 3e-3 / ratio, names.eager: 3e-3, names.control: 3e-3}
     typical |= {COMPILED: 2.5e-3, rate.yardstick: 2e-3}

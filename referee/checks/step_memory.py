@@ -1,0 +1,108 @@
+"""Results and gradients of training steps stay the same while later steps run.
+
+A module that returns the same memory in each step, or a few buffers in turn, saves the cost of new
+memory and overwrites what its caller has. `values` checks the results of forwards in the same way.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from referee.checks.gradients import ForwardOnlyError, ask_for_step
+from referee.checks.returned_results import is_in_shared_memory, read_result
+from referee.checks.solution_step import draw_output_gradients
+from referee.checks.values import MAX_HELD_BYTES, MAX_HELD_RESULTS, SHARE_FOR_HELD
+from referee.comparison.compare import first_mismatch
+from referee.contestants.descriptions import ResultIndex
+from referee.contestants.free_memory import free_bytes
+from referee.grading import Grading
+from referee.reference.file import NoRoomError
+from referee.reference.reference_step import StepArguments
+from referee.verdict import NotCorrectError
+from referee.verdict_words import WRONG
+
+
+class HeldTensor(NamedTuple):
+    """A result or gradient that the solution's process holds while later steps run.
+
+    Attributes:
+        name: its name in messages.
+        description: the reply's, which says where it is.
+        values: a copy of its values, made as soon as its step had returned.
+    """
+
+    name: str
+    description: dict
+    values: torch.Tensor
+
+
+def check_step_memory(grading: Grading) -> None:
+    """Check that the results and gradients of some steps survive one more step.
+
+    Nothing is checked if training steps are not timed, if the reference itself returns memory that
+    is not new, or where results are copied: then the referee sees copies alone.
+    """
+    problem, resources = grading.problem, grading.resources
+    is_left_out = grading.options.is_quick or resources.memory.are_results_copied
+    if not grading.findings.quantities or problem.may_share_memory or is_left_out:
+        return
+    held_count = _count_of_held_steps(grading)
+    if held_count == 0:
+        return
+    grading.progress("checking", "later training steps")
+    try:
+        held_steps = [_run_step(grading) for _ in range(held_count)]
+        _run_step(grading)
+    except ForwardOnlyError as error:
+        grading.verdict.notes.append(str(error))
+        grading.findings.quantities = []
+        return
+    except (NoRoomError, torch.OutOfMemoryError):
+        resources.free_results(grading.solution)
+        return
+    for held_tensors in held_steps:
+        for held in held_tensors:
+            _check_unchanged(grading, held)
+    resources.free_results(grading.solution)
+
+
+def _count_of_held_steps(grading: Grading) -> int:
+    """Return how many steps' results and gradients are held; 0 if those of one are too large."""
+    problem = grading.problem
+    bytes_of_step = problem.all_bytes  # the gradients of inputs and parameters have their sizes
+    largest = MAX_HELD_BYTES[grading.device.type]
+    if bytes_of_step > largest:
+        return 0
+    room = min(largest, int(SHARE_FOR_HELD * free_bytes(grading.device)))
+    return max(1, min(MAX_HELD_RESULTS, room // bytes_of_step))
+
+
+def _run_step(grading: Grading) -> list[HeldTensor]:
+    """Have the solution run a step for new inputs; return what it gives in memory of its own.
+
+    A gradient may be the gradient of an output, in the referee's memory: autograd returns it so for
+    a sum. The next step overwrites it there.
+    """
+    quantities = grading.findings.quantities
+    inputs = grading.problem.draw()
+    grading.latest_inputs = inputs
+    gradients = draw_output_gradients(grading, inputs).gradients
+    parameters = grading.reference.parameter_names()
+    step = StepArguments(grading.reference.module, inputs, gradients, parameters)
+    reply = ask_for_step(grading, step, quantities)
+    held_tensors = []
+    descriptions = reply["returned"][0]["results"]
+    for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=False)):
+        is_tensor = quantity.requirements and description.get("type") == "Tensor"
+        if is_tensor and not is_in_shared_memory(grading, description):
+            values = read_result(grading, description, quantity.name, ResultIndex(0, i))
+            held_tensors.append(HeldTensor(quantity.name, description, values.clone()))
+    return held_tensors
+
+
+def _check_unchanged(grading: Grading, held: HeldTensor) -> None:
+    """Raise NotCorrectError if a held result or gradient has other bits than after its step."""
+    values = read_result(grading, held.description, held.name, ResultIndex(0, 0))
+    if first_mismatch(values, held.values, bitwise=True):
+        reason = f"a later step overwrites an earlier step's {held.name}; return new memory"
+        raise NotCorrectError(WRONG, reason)

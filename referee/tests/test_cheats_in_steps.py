@@ -1,0 +1,73 @@
+"""Cheats in training steps: gradients that are right once, and memory that is not new."""
+
+import pytest
+
+from referee.tests.graded import grade, quick_and_slow
+from referee.tests.texts import (
+    IS_TIMED,
+    LINEAR,
+    LINEAR_INIT,
+    correct,
+    module,
+    own_linear_relu,
+    reference,
+    wrong,
+)
+
+# ------------------------------------------------------------------ gradients that are right once
+
+FORWARD = "return Own.apply(x, self.fc.weight, self.fc.bias) * self.scale"
+# Is right in the first untimed step, wrong in the second one, and raises in timed ones.
+RIGHT_ONCE = IS_TIMED + "calls = []\n" + own_linear_relu("""
+calls.append(0)
+if len(calls) > 1:
+    gradients = [torch.rand_like(gradient) for gradient in gradients]
+if is_timed():
+    raise torch.OutOfMemoryError("no memory")
+""") + module(FORWARD, LINEAR_INIT)  # fmt: skip
+AT_LINEAR = {
+    "right_once": wrong(RIGHT_ONCE, "^gradient of "),
+    "right": correct(own_linear_relu() + module(FORWARD, LINEAR_INIT), "training step"),
+}
+
+
+@pytest.mark.parametrize("table", quick_and_slow(AT_LINEAR, "right_once", "right"))
+def test_gradients_that_are_right_in_one_step_alone_are_wrong(table, device, tmp_path):
+    grade(LINEAR, table, tmp_path, device=device)
+
+
+# --------------------------------------------------------------------- memory that is not new
+
+DOUBLED = reference("return 2 * x", "[torch.randn(64, 256)]")
+# Keeps the memory of the first NAME, which is the output or the gradient of a step, and writes all
+# later ones there.
+OWN_DOUBLED = """
+kept = {}
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return place("output", 2 * x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return place("gradient", 2 * g)
+
+def place(kind, value):
+    if kind != KIND:
+        return value
+    return kept.setdefault(kind, torch.empty_like(value)).copy_(value)
+
+"""
+OWN_DOUBLED += module("return Own.apply(x) if torch.is_grad_enabled() else 2 * x")
+OVERWRITES = "^a later step overwrites an earlier step's"
+AT_DOUBLED = {
+    "one_output": wrong(OWN_DOUBLED.replace("KIND", "'output'"), f"{OVERWRITES} result 0"),
+    "one_gradient": wrong(OWN_DOUBLED.replace("KIND", "'gradient'"), f"{OVERWRITES} gradient of x"),
+    "new_memory": correct(OWN_DOUBLED.replace("KIND", "None"), "training step"),
+}
+
+
+@pytest.mark.parametrize("table", quick_and_slow(AT_DOUBLED, "one_output", "one_gradient"))
+def test_results_and_gradients_of_steps_are_new_memory(table, device, tmp_path):
+    grade(DOUBLED, table, tmp_path, device=device)
