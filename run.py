@@ -43,7 +43,7 @@ SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
 # A quick check is a run that no option makes longer, see `project_command.is_quick_check`.
 QUICK_SETTINGS = 1  # how many precision settings it measures
-QUICK_SECONDS = {"cpu": 17, "cuda": 15}  # how long it takes for one problem in one dtype
+QUICK_SECONDS = {"cpu": 17, "cuda": 10}  # how long it takes for one problem in one dtype
 
 
 def main(arguments: list[str] | None = None) -> int:
