@@ -31,8 +31,8 @@ FAULTS = [
     ),
     (
         "linear/operator/forward.h",
-        "    if (out.numel() > 0) run_fused_pass(out, inputs.divisor, mask);",
-        "    memset(out.mutable_data_ptr(), 0, out.element_size());",
+        "  if (out.numel() > 0) run_fused_pass(out, inputs.divisor, mask);",
+        "  memset(out.mutable_data_ptr(), 0, out.element_size());",
     ),
     (
         "linear/operator/backward.h",
