@@ -8,6 +8,7 @@ only", and no training step is timed.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -34,8 +35,25 @@ NO_ROOM = "no memory to compare gradients"
 OUT_OF_MEMORY = "forward only: its training step runs out of memory"
 
 
-class ForwardOnlyError(Exception):
-    """Only the forward can be compared; the message is a note for the verdict, "" for none."""
+class BackwardRaisesError(Exception):
+    """The solution's training step raises; the message is a note for the verdict."""
+
+
+class Outcome(NamedTuple):
+    """The outcome of comparing training steps, unless a verdict ends it.
+
+    Attributes:
+        quantities: results and gradients, which have recorded how far off the solution's are; empty
+            if only the forward can be compared.
+        note: why only the forward can be compared, if the solution is the cause; else "".
+    """
+
+    quantities: list[Quantity]
+    note: str = ""
+
+
+# The reference has no gradients, or some that cannot be compared: no fault of the solution.
+NO_GRADIENTS_OF_REFERENCE = Outcome([])
 
 
 def check_own_gradients(grading: Grading) -> None:
@@ -47,7 +65,10 @@ def check_own_gradients(grading: Grading) -> None:
     for setting in problem.settings:
         grading.set_precision(setting)
         for group in problem.backward_inputs():
-            if not _compare_steps(grading, iter(group)):
+            outcome = _compare_steps(grading, iter(group))
+            if outcome.note:
+                grading.verdict.notes.append(outcome.note)
+            if not outcome.quantities:
                 grading.findings.is_forward_only = True
                 return
 
@@ -64,15 +85,15 @@ def check_gradients(grading: Grading) -> None:
     _make_room(grading)
     count = COMPARED_AFTER_OWN_INPUTS if problem.file.has_own_cases else COMPARED_STEPS
     try:
-        quantities = _compare_steps(grading, (grading.draw_inputs() for _ in range(count)))
+        outcome = _compare_steps(grading, (grading.draw_inputs() for _ in range(count)))
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
+    if outcome.note:
+        grading.verdict.notes.append(outcome.note)
     if problem.float64_obstacle_in_steps:
         grading.verdict.notes.append(f"training step: {problem.float64_obstacle_in_steps}")
-    if not quantities:
-        return
-    grading.findings.quantities = quantities
+    grading.findings.quantities = outcome.quantities
     if problem.needs_float64 and problem.file.has_own_cases:
         _note_errors_of_gradients(grading)
 
@@ -103,59 +124,46 @@ def _make_room(grading: Grading) -> None:
         torch.cuda.empty_cache()
 
 
-def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Quantity]:
-    """Compare training steps, one for each draw of inputs.
-
-    Returns:
-        The quantities of the step; an empty list if the file is forward only.
+def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> Outcome:
+    """Compare training steps, one for each draw of inputs, until one has no gradients.
 
     Raises:
-        NotCorrectError: a gradient is wrong.
+        NotCorrectError: a result or gradient is wrong.
     """
     grading.progress("checking", "the backward")
     quantities: list[Quantity] = []
-    try:
-        for inputs in inputs_of_steps:
-            grading.reference.redraw_values()
-            quantities = _compare_step(grading, inputs, quantities)
-            grading.verdict.case_count += 1
-            del inputs  # the next ones may need the memory
-        _check_quantities(grading, quantities)
-    except ForwardOnlyError as error:
-        note = str(error)
-        if note:
-            grading.verdict.notes.append(note)
-        return []
-    return quantities
+    for inputs in inputs_of_steps:
+        grading.reference.redraw_values()
+        outcome = _compare_step(grading, inputs, quantities)
+        if not outcome.quantities:
+            return outcome
+        quantities = outcome.quantities
+        grading.verdict.case_count += 1
+        del inputs  # the next ones may need the memory
+    return _judge_quantities(grading, quantities)
 
 
-def _check_quantities(grading: Grading, quantities: list[Quantity]) -> None:
-    """Raise NotCorrectError, or ForwardOnlyError, if a quantity has a mistake."""
+def _judge_quantities(grading: Grading, quantities: list[Quantity]) -> Outcome:
+    """Return the outcome of all steps; raise NotCorrectError if a result or gradient is wrong."""
     wrong = [quantity for quantity in quantities if quantity.find_mistake()]
     if not wrong:
-        return
+        return Outcome(quantities)
     # A function that equals the reference only for drawn inputs may have other gradients of them.
     are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
     if grading.findings.relies_on_inputs and are_all_of_inputs:
         names = ", wrong ".join(quantity.name for quantity in wrong)
-        raise ForwardOnlyError(f"forward only: wrong {names}")
+        return Outcome([], f"forward only: wrong {names}")
     mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
     raise NotCorrectError(WRONG, mistakes[:MAX_LINE_LENGTH])
 
 
-def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> list[Quantity]:
+def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> Outcome:
     """Compare one training step with the reference's.
 
     Args:
         grading: the file under grading.
         inputs: the arguments of the forward.
         quantities: results and gradients of the steps before; empty before the first step.
-
-    Returns:
-        The quantities, which have recorded how far off the solution's are.
-
-    Raises:
-        ForwardOnlyError: the reference or the solution has no gradients.
     """
     grading.latest_inputs = inputs
     has_changed_buffers = bool(grading.problem.changed_buffers)
@@ -164,35 +172,43 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
     if not quantities:
         quantities = make_quantities(inputs, parameters, drawn.output_count)
-    _begin_step(grading, step, quantities)
+    if not _begin_step(grading, step, quantities):
+        return NO_GRADIENTS_OF_REFERENCE
     if has_changed_buffers:
         prepare_buffers(grading)
-    reply = ask_for_step(grading, step, quantities)
+    try:
+        reply = ask_for_step(grading, step, quantities)
+    except BackwardRaisesError as error:
+        return Outcome([], str(error))
     check_intact(grading, "the backward", with_gradients=True)
-    _check_all_gradients_exist(reply["returned"][0]["results"], quantities, drawn.output_count)
+    descriptions = reply["returned"][0]["results"]
+    note = _note_on_missing_gradients(descriptions, quantities, drawn.output_count)
+    if note:
+        return Outcome([], note)
     # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
     _compare_quantities(grading, quantities, reply, is_strict=drawn.are_masked)
     if has_changed_buffers:
         compare_buffers(grading, grading.reference.buffers_after(inputs), "a training step")
     grading.resources.free_results(grading.solution)
-    return quantities
+    return Outcome(quantities)
 
 
-def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> None:
+def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
     """Run the reference's step; begin the step of each quantity with its reference tensor.
 
-    Raises:
-        ForwardOnlyError: the reference has no gradients that can be compared.
+    Returns:
+        False if the reference has no gradients that can be compared.
     """
     reference_step = grading.reference.step_with_budgets(step)
     if reference_step is None:
-        raise ForwardOnlyError
+        return False
     grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
     for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
         before = quantity.requirements
         if before and tensor and before.shape != tensor.requirements.shape:
-            raise ForwardOnlyError  # its shape depends on the inputs' values
+            return False  # its shape depends on the inputs' values
         quantity.begin_step(tensor)
+    return True
 
 
 def _compare_quantities(
@@ -227,7 +243,7 @@ def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantit
     """Ask the solution for an untimed training step; return its reply.
 
     Raises:
-        ForwardOnlyError: its backward raises.
+        BackwardRaisesError: the step raises.
     """
     resources = grading.resources
     grading.write_inputs([step.inputs])
@@ -247,9 +263,9 @@ def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantit
         if "CUDA error" in str(raised.args[0].get("text")):
             raise
         if raised.is_lack_of_memory:
-            raise ForwardOnlyError(OUT_OF_MEMORY) from None
+            raise BackwardRaisesError(OUT_OF_MEMORY) from None
         _, line = outcome_of_exception(raised, "checking the backward")
-        raise ForwardOnlyError(f"forward only: its backward raises {line}") from None
+        raise BackwardRaisesError(f"forward only: its backward raises {line}") from None
 
 
 def _largest_bytes(quantities: list[Quantity]) -> int:
@@ -258,10 +274,10 @@ def _largest_bytes(quantities: list[Quantity]) -> int:
     return max(requirements.numel * requirements.dtype.itemsize for requirements in existing)
 
 
-def _check_all_gradients_exist(
+def _note_on_missing_gradients(
     descriptions: list, quantities: list[Quantity], output_count: int
-) -> None:
-    """Raise ForwardOnlyError, with the names of missing gradients, unless the solution gave all.
+) -> str:
+    """Return a note with the names of the solution's missing gradients; "" if none is missing.
 
     Args:
         descriptions: the reply's descriptions, one for each quantity.
@@ -277,7 +293,7 @@ def _check_all_gradients_exist(
         if quantity.requirements and description.get("type") == "NoneType":
             missing.append(quantity.name)
     if not missing:
-        return
+        return ""
     gradients = [quantity for quantity in quantities[output_count:] if quantity.requirements]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
-    raise ForwardOnlyError(f"forward only{which}"[:MAX_LINE_LENGTH])
+    return f"forward only{which}"[:MAX_LINE_LENGTH]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.gradients import ForwardOnlyError, ask_for_step
+from referee.checks.gradients import BackwardRaisesError, ask_for_step
 from referee.checks.returned_results import is_in_shared_memory, read_result
 from referee.checks.solution_step import draw_output_gradients
 from referee.checks.values import MAX_HELD_BYTES, MAX_HELD_RESULTS, SHARE_FOR_HELD
@@ -53,7 +53,7 @@ def check_step_memory(grading: Grading) -> None:
     try:
         held_steps = [_run_step(grading) for _ in range(held_count)]
         _run_step(grading)
-    except ForwardOnlyError as error:
+    except BackwardRaisesError as error:
         grading.verdict.notes.append(str(error))
         grading.findings.quantities = []
         return
