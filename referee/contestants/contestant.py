@@ -102,7 +102,8 @@ class Contestant:
             self.close()
             raise
         self.addresses = tuple(first_reply["addresses"])
-        self._stop()
+        self._rest = self._stop()
+        self._rest.note_runs()
         self.is_readable = self.reader.can_read(first_reply["sample"])
         self._stopped_at = monotonic()
         self._begun_token = ""  # of a request whose reply nobody has read yet, see `begin`
@@ -127,21 +128,16 @@ class Contestant:
             RaisedError: the method has raised.
         """
         self._finish_begun()
-        token, rest = self._write_request(method, arguments)
+        token, unwritten = self._write_request(method, arguments)
         start = perf_counter()
-        self._tree.go_on()
+        self._rest.go_on()
         try:
-            if rest:
-                self._pipes.write_all(rest, self.deadline)
-            reply = self._receive(token, call_count=len(arguments.get("inputs", [])))
+            reply = self._receive_and_stop(token, unwritten, len(arguments.get("inputs", [])))
+            if read_early:
+                read_early(reply)
+            self.seconds = perf_counter() - start
         finally:
-            if not self._has_ended:
-                self._stop()
-            self._stopped_at = monotonic()
-        if read_early:
-            read_early(reply)
-        self.seconds = perf_counter() - start
-        self._tree.note_runs()
+            self._rest.note_runs()  # after the clock has stopped; also if the method has raised
         return reply
 
     def begin(self, method: str) -> None:
@@ -154,7 +150,7 @@ class Contestant:
         """
         self._finish_begun()
         self._begun_token, _ = self._write_request(method, {})  # it fits into the pipe
-        self._tree.go_on()
+        self._rest.go_on()
 
     def printed(self) -> str:
         """Return the end of what the process has printed."""
@@ -184,25 +180,20 @@ class Contestant:
         """
         token = secrets.token_hex(8)
         request = {"method": method, "arguments": arguments, "token": token}
-        rest = self._pipes.write(json.dumps(request).encode() + b"\n")
+        unwritten = self._pipes.write(json.dumps(request).encode() + b"\n")
         self._finish_referees_gpu_work()
         # The request is written before this check: a process that something wakes later than the
         # check has no time to read it and to compute ahead.
         self._check_that_it_has_rested()
         self.deadline += monotonic() - self._stopped_at
-        return token, rest
+        return token, unwritten
 
     def _finish_begun(self) -> None:
         """Wait for the end of the method that `begin` has called, if any, and stop the process."""
         if not self._begun_token:
             return
         token, self._begun_token = self._begun_token, ""
-        try:
-            self._receive(token, call_count=0)
-        finally:
-            if not self._has_ended:
-                self._stop()
-            self._stopped_at = monotonic()
+        self._receive_and_stop(token, b"", call_count=0)
 
     def _finish_referees_gpu_work(self) -> None:
         """Wait until a GPU has done the referee's work: inputs are written, results are read."""
@@ -215,14 +206,33 @@ class Contestant:
 
         If it has been killed meanwhile, as for want of memory, the request will find that out.
         """
-        if self._tree.has_run() and not processes.is_dead_child(self.pid):
+        if self._rest.was_broken() and not processes.is_dead_child(self.pid):
             self._tree.kill()
             raise WokenError(-signal.SIGKILL, self.printed())
 
-    def _stop(self) -> None:
+    def _stop(self) -> processes.Rest:
         """Stop the process and all that it started; raise UnstoppableError if one does not stop."""
-        if not self._tree.stop():
+        rest = self._tree.stop()
+        if rest is None:
             raise UnstoppableError(-signal.SIGKILL, self.printed())
+        return rest
+
+    def _receive_and_stop(self, token: str, unwritten: bytes, call_count: int) -> Reply:
+        """Write the end of a request, wait for its reply, and stop the process; return the reply.
+
+        Args:
+            token: as for `_receive`.
+            unwritten: the part of the request that did not fit into the pipe.
+            call_count: as for `_receive`.
+        """
+        try:
+            if unwritten:
+                self._pipes.write_all(unwritten, self.deadline)
+            return self._receive(token, call_count)
+        finally:
+            if not self._has_ended:
+                self._rest = self._stop()
+            self._stopped_at = monotonic()
 
     def _receive(self, token: str, call_count: int) -> Reply:
         """Wait for a reply and return it.

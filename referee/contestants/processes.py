@@ -167,18 +167,18 @@ def _live_threads(pid: int) -> dict[str, str]:
 class ProcessTree:
     """A contestant's process and everything below it, which stop and go on together.
 
-    `Contestant.ask` uses the methods as follows. Time runs downwards:
+    `Contestant.ask` uses a tree and its `Rest` as follows. Time runs downwards:
 
-        has_run     whether a thread has run since the last `stop`; if not, the request is made
-        ----------- the referee's clock starts
-        go_on       all processes go on; one of them replies
-        stop        a search has found all of them at rest. None can fork or wake another one;
-                    a timer or a tracer can still wake one
-        ----------- the clock stops
-        note_runs   it is noted how often each thread has run. A process that was woken before, and
-                    still runs or has started another one, is found
-                    the referee compares results and writes the next inputs
-        has_run     a thread that has run in between has another number than the one noted
+        rest.was_broken    whether a thread has run in this rest; if not, the request is made
+        ------------------ the referee's clock starts
+        rest.go_on         all processes go on; one of them replies
+        rest = tree.stop   a search has found all of them at rest. None can fork or wake another
+                           one; a timer or a tracer can still wake one
+        ------------------ the clock stops
+        rest.note_runs     it is noted how often each thread has run. A process that was woken
+                           before, and still runs or has started another one, is found
+                           the referee compares results and writes the next inputs
+        rest.was_broken    a thread that has run in between has another number than the one noted
 
     Args:
         pid: the contestant's process, a child of the referee.
@@ -190,83 +190,44 @@ class ProcessTree:
 
     def __init__(self, pid: int, is_solution: bool, init_pid: int = 0) -> None:
         self._pid = pid
-        self._is_solution = is_solution
+        self.is_solution = is_solution
         self._init_pid = init_pid
-        self._stopped: list[int] = []
-        # How often each thread has run, by its folder in /proc. None from `stop` to `note_runs`.
-        self._noted_counts: dict[str, str] | None = None
-        self._was_woken = False  # a process has run between `stop` and `note_runs`
 
-    def stop(self) -> bool:
-        """Stop all processes of the tree. When this returns True, they have stopped.
+    def stop(self) -> "Rest | None":
+        """Stop all processes of the tree. When this returns a `Rest`, they have stopped.
 
         Until a process has stopped, it can fork, or wake another one that has stopped before. So
         the search is repeated until all processes that it finds are at rest.
 
         Returns:
-            False if some process does not stop; all processes of the tree are then killed.
+            None if some process does not stop; all processes of the tree are then killed.
         """
         deadline = monotonic() + SECONDS_TO_STOP
-        pids = self._pids()
+        pids = self.find_pids()
         while running := [pid for pid in pids if not _is_at_rest(pid)]:
             if monotonic() > deadline:
                 self.kill()
-                return False
+                return None
             for pid in running:
                 _send(pid, signal.SIGSTOP)
             _wait_for_rest(running)
-            pids = self._pids()
-        self._stopped = pids
-        self._noted_counts = None
-        return True
-
-    def go_on(self) -> None:
-        """Continue all processes that `stop` has stopped."""
-        for pid in self._stopped:
-            _send(pid, signal.SIGCONT)
-
-    def note_runs(self) -> None:
-        """Note how often each thread of a solution has run; `has_run` compares.
-
-        It takes too long for `stop`, during which the clock runs. The search for woken processes
-        looks at each thread. A process that another one traces (see ptrace(2)) has stopped for
-        `stop`, but its tracer can have let one of its threads go on.
-        """
-        if not self._is_solution:
-            return
-        self._noted_counts = _schedule_counts(self._stopped)
-        pids = self._pids()
-        is_new = not set(pids).issubset(self._stopped)
-        states = [state for pid in pids for state in _live_threads(pid).values()]
-        self._was_woken = is_new or not AT_REST.issuperset(states)
-
-    def has_run(self) -> bool:
-        """Return whether a thread has run since `stop`, although it was stopped.
-
-        A timer of the solution can send SIGCONT to its stopped process, for example. If the process
-        has ended since then, its threads are gone, and that counts as a run, too: it may have
-        started another process before.
-        """
-        if self._noted_counts is None:
-            return False
-        return self._was_woken or _schedule_counts(self._stopped) != self._noted_counts
+            pids = self.find_pids()
+        return Rest(self, pids)
 
     def kill(self) -> None:
         """Kill all processes of the tree that a search finds, stopped or not."""
-        for pid in self._pids():
+        for pid in self.find_pids():
             _send(pid, signal.SIGKILL)
-        self._stopped = []
 
     def end(self) -> None:
         """Kill all processes of the tree.
 
         They are stopped first: a process that runs could fork another one during the search.
         """
-        self.stop()  # kills them itself if some process does not stop
-        for pid in self._stopped:
-            _send(pid, signal.SIGKILL)
+        self.stop()
+        self.kill()
 
-    def _pids(self) -> list[int]:
+    def find_pids(self) -> list[int]:
         """Return the contestant's process, the orphans of the tree, and all processes below."""
         pids = [self._pid]
         if self._init_pid:
@@ -274,9 +235,57 @@ class ProcessTree:
         # A solution's clock contains the time of this search. So that eager's does too, eager's
         # tree makes the same search and ignores what it finds.
         orphans = _orphans(except_pid=self._pid)
-        if self._is_solution:
+        if self.is_solution:
             pids += orphans
         return pids + _below(pids)
+
+
+class Rest:
+    """The time from `ProcessTree.stop` to `go_on`, in which no process of a solution may run.
+
+    A rest whose runs nobody has noted counts as broken.
+
+    Args:
+        tree: the processes.
+        stopped: the ids of those that `stop` has found and stopped.
+    """
+
+    def __init__(self, tree: ProcessTree, stopped: list[int]) -> None:
+        self._tree = tree
+        self._stopped = stopped
+        self._was_woken = True  # before `note_runs`, and unless it has found all at rest
+        self._counts: dict[str, str] = {}  # how often each thread has run, by its folder in /proc
+
+    def note_runs(self) -> None:
+        """Note how often each thread of a solution has run; `was_broken` compares.
+
+        It takes too long for `stop`, during which the clock runs. The search for woken processes
+        looks at each thread. A process that another one traces (see ptrace(2)) has stopped for
+        `stop`, but its tracer can have let one of its threads go on.
+        """
+        if not self._tree.is_solution:
+            return
+        self._counts = _schedule_counts(self._stopped)
+        pids = self._tree.find_pids()
+        is_new = not set(pids).issubset(self._stopped)
+        states = [state for pid in pids for state in _live_threads(pid).values()]
+        self._was_woken = is_new or not AT_REST.issuperset(states)
+
+    def was_broken(self) -> bool:
+        """Return whether a thread of a solution has run, although it was stopped.
+
+        A timer of the solution can send SIGCONT to its stopped process, for example. If the process
+        has ended since then, its threads are gone, and that counts as a run, too: it may have
+        started another process before.
+        """
+        if not self._tree.is_solution:
+            return False
+        return self._was_woken or _schedule_counts(self._stopped) != self._counts
+
+    def go_on(self) -> None:
+        """End the rest: continue all processes that `stop` has stopped."""
+        for pid in self._stopped:
+            _send(pid, signal.SIGCONT)
 
 
 def _wait_for_rest(pids: list[int]) -> None:

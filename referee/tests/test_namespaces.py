@@ -152,9 +152,9 @@ def test_orphans_in_a_namespace_are_stopped_and_ended(walls):
     (orphan,) = processes.children_of(init_pid)
     for _ in range(3):
         assert counter.goes_on()
-        tree.stop()
+        rest = tree.stop()
         assert counter.is_still()
-        tree.go_on()
+        rest.go_on()
     close(pid, init_pid)
     processes.referees_pids.discard(init_pid)
     assert processes.scheduler_state(orphan) == processes.GONE

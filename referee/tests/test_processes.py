@@ -12,9 +12,14 @@ from contextlib import suppress
 from typing import NoReturn
 
 import pytest
+import torch
 
+from referee import engine
 from referee.contestants import processes
-from referee.contestants.errors import UnstoppableError, WokenError
+from referee.contestants.contestant import Contestant
+from referee.contestants.errors import RaisedError, UnstoppableError, WokenError
+from referee.contestants.pool import Pool
+from referee.contestants.role import Role
 from referee.tests.counters import Counter, until
 from referee.tests.graded import grade
 from referee.tests.texts import error, module, reference
@@ -69,10 +74,10 @@ def test_a_stopped_tree_does_nothing(fork):
     for _ in range(5):
         assert parents_counter.goes_on()
         assert childs_counter.goes_on()
-        tree.stop()
+        rest = tree.stop()
         assert parents_counter.is_still()
         assert childs_counter.is_still()
-        tree.go_on()
+        rest.go_on()
     [child] = processes.children_of(pid)
     tree.end()
     os.waitpid(pid, 0)
@@ -89,7 +94,8 @@ def test_a_process_has_stopped_when_all_its_threads_have(states, has_stopped, sl
     monkeypatch.setattr(os, "waitid", refuse)
     monkeypatch.setattr(processes, "scheduler_states_of_threads", lambda _: list(states))
     monkeypatch.setattr(processes, "SECONDS_TO_STOP", 0.1)
-    assert processes.ProcessTree(sleeper, is_solution=False).stop() == has_stopped
+    rest = processes.ProcessTree(sleeper, is_solution=False).stop()
+    assert (rest is not None) == has_stopped
 
 
 def test_all_threads_have_a_state():
@@ -116,9 +122,9 @@ def test_a_tree_that_starts_programs_is_stopped(fork):
     pid = fork(start_programs)
     tree = processes.ProcessTree(pid, is_solution=False)
     for index in range(200):
-        assert tree.stop()
+        rest = tree.stop()
         assert processes.scheduler_state(pid) == "T"
-        tree.go_on()
+        rest.go_on()
         time.sleep(index % 5 * 1e-3)  # so that the next stop comes at another point of a start
 
 
@@ -137,11 +143,11 @@ def test_a_process_that_is_woken_by_another_one_is_stopped_again(fork):
     tree = processes.ProcessTree(fork(count_and_be_woken), is_solution=True)
     for _ in range(40):
         assert counter.goes_on()
-        assert tree.stop()
-        tree.note_runs()
+        rest = tree.stop()
+        rest.note_runs()
         assert counter.is_still()
-        assert not tree.has_run()
-        tree.go_on()
+        assert not rest.was_broken()
+        rest.go_on()
 
 
 @pytest.mark.parametrize("has_timer", [True, False])
@@ -156,10 +162,10 @@ def test_a_process_that_a_timer_wakes_is_noticed(has_timer, fork):
 
     tree = processes.ProcessTree(fork(wait_for_timer), is_solution=True)
     assert counter.goes_on()
-    assert tree.stop()
-    tree.note_runs()
+    rest = tree.stop()
+    rest.note_runs()
     time.sleep(2 * TIMER_SECONDS)
-    assert tree.has_run() == has_timer
+    assert rest.was_broken() == has_timer
 
 
 @pytest.mark.parametrize("is_woken_first", [True, False])
@@ -186,13 +192,13 @@ def test_a_process_that_is_woken_starts_another_and_ends(is_woken_first, fork):
         processes.referees_pids.add(pid)
         tree = processes.ProcessTree(pid, is_solution=True)
         assert counter.goes_on()
-        assert tree.stop()
+        rest = tree.stop()
         if is_woken_first:
             time.sleep(2 * TIMER_SECONDS)
-        tree.note_runs()
+        rest.note_runs()
         if not is_woken_first:
             time.sleep(2 * TIMER_SECONDS)
-        assert tree.has_run()
+        assert rest.was_broken()
         assert counter.goes_on()  # in the child
         processes.referees_pids.discard(pid)
 
@@ -238,13 +244,13 @@ def test_a_thread_that_a_tracer_lets_go_on_is_noticed(fork, monkeypatch):
     monkeypatch.setattr(processes, "_send", lambda *args: (os.kill(*args), time.sleep(0.02)))
     monkeypatch.setattr(processes, "_schedule_counts", lambda _: {})
     for _ in range(50):
-        assert tree.stop()
+        rest = tree.stop()
         if not counter.is_still():
             break
-        tree.go_on()  # the tracer was too slow, as on a busy machine
+        rest.go_on()  # the tracer was too slow, as on a busy machine
     assert counter.goes_on()
-    tree.note_runs()
-    assert tree.has_run()
+    rest.note_runs()
+    assert rest.was_broken()
 
 
 def test_a_process_that_ends_leaves_a_zombie_whose_end_is_no_run(fork):
@@ -252,15 +258,32 @@ def test_a_process_that_ends_leaves_a_zombie_whose_end_is_no_run(fork):
     pid = fork(lambda: os._exit(0))
     assert until(lambda: processes.is_dead_child(pid))
     tree = processes.ProcessTree(pid, is_solution=True)
-    assert tree.stop()
-    tree.note_runs()
+    rest = tree.stop()
+    rest.note_runs()
     os.waitpid(pid, 0)
-    assert not tree.has_run()
+    assert not rest.was_broken()
 
 
 def test_the_reason_for_a_process_that_a_timer_wakes():
     reason = "runs although it is stopped, perhaps woken by a timer; found while importing"
     assert outcome(WokenError(-signal.SIGKILL, ""), "importing") == (ERROR, reason)
+
+
+def test_a_process_that_is_woken_after_its_method_has_raised_is_noticed():
+    cpu = torch.device("cpu")
+    pool = Pool(cpu)
+    with engine.referee_at_work(separate_builds=True) as server:
+        contestant = Contestant(server, pool, cpu, Role.SOLUTION)
+        try:
+            with pytest.raises(RaisedError):
+                contestant.ask("construct", arguments={}, seed=0, dtype="")  # no file is imported
+            os.kill(contestant.pid, signal.SIGCONT)
+            assert until(lambda: processes.scheduler_state(contestant.pid) == "S")
+            with pytest.raises(WokenError):
+                contestant.ask("release")
+        finally:
+            contestant.close()
+            pool.close()
 
 
 def start_timer(number: int) -> None:
