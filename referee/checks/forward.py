@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from referee.checks.copied_results import room_for_copies
-from referee.checks.diagnosis import ComparedResult, diagnose, resemblance
+from referee.checks.diagnosis import ComparedResult, diagnose, may_agree_by_chance, resemblance
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete, check_results, read_result
 from referee.comparison.case import Case
@@ -171,6 +171,7 @@ def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
 def _keep_result(grading: Grading, reference_tensors: list[ReferenceTensor]) -> None:
     """Keep the reference's first result, so that a later result that replays it is recognized."""
     first = reference_tensors[0]
-    if _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES and first.requirements.numel > 1:
+    tells_enough = not may_agree_by_chance(first.requirements.numel, first.requirements.dtype)
+    if tells_enough and _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES:
         grading.earlier_results.append(first.eager.cpu())
         del grading.earlier_results[:-MAX_EARLIER_RESULTS]

@@ -53,19 +53,24 @@ def check_results(
         prefix = f"{case_name}, output {result_index}: " if has_several else f"{case_name}: "
         check_description(grading, description, reference_result, prefix)
         check_elements_apart(description, reference_result, prefix)
-        check_new_memory(grading, description, case_name)
+        check_new_memory(grading, description, result_index, case_name)
     return descriptions
 
 
-def check_new_memory(grading: Grading, description: dict, case_name: str) -> None:
+def check_new_memory(
+    grading: Grading, description: dict, result_index: int, case_name: str
+) -> None:
     """Check that a result is not in the referee's memory, unless the reference's may be there.
 
     Args:
         grading: the file under grading.
         description: describes the result.
+        result_index: which of the forward's results it is.
         case_name: the case in messages.
     """
-    if not grading.problem.may_share_memory and is_in_shared_memory(grading, description):
+    if result_index in grading.problem.sharing_results:
+        return
+    if is_in_shared_memory(grading, description):
         reason = f"returns its input or a parameter, not new memory; return a copy: {case_name}"
         raise NotCorrectError(WRONG, reason)
 

@@ -62,5 +62,5 @@ def read_quantity(
     check_description(grading, description, quantity.requirements, prefix)
     if quantity.kind is Kind.RESULT:
         check_elements_apart(description, quantity.requirements, prefix)
-        check_new_memory(grading, description, prefix.removesuffix(": "))
+        check_new_memory(grading, description, index.result_index, prefix.removesuffix(": "))
     return read_result(grading, description, quantity.name, index)

@@ -13,6 +13,7 @@ from referee.checks.returned_results import is_in_shared_memory, read_result
 from referee.checks.solution_step import draw_output_gradients
 from referee.checks.values import MAX_HELD_BYTES, MAX_HELD_RESULTS, SHARE_FOR_HELD
 from referee.comparison.compare import first_mismatch
+from referee.comparison.quantity import Kind
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
@@ -20,6 +21,8 @@ from referee.reference.file import NoRoomError
 from referee.reference.reference_step import StepArguments
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
+
+NO_ROOM = "no memory to see whether later training steps change a gradient"
 
 
 class HeldTensor(NamedTuple):
@@ -39,12 +42,12 @@ class HeldTensor(NamedTuple):
 def check_step_memory(grading: Grading) -> None:
     """Check that the results and gradients of some steps survive one more step.
 
-    Nothing is checked if training steps are not timed, if the reference itself returns memory that
-    is not new, or where results are copied: then the referee sees copies alone.
+    Nothing is checked if training steps are not timed, or where results are copied: then the
+    referee sees copies alone.
     """
-    problem, resources = grading.problem, grading.resources
+    resources = grading.resources
     is_left_out = grading.options.is_quick or resources.memory.are_results_copied
-    if not grading.findings.quantities or problem.may_share_memory or is_left_out:
+    if not grading.findings.quantities or is_left_out:
         return
     held_count = _count_of_held_steps(grading)
     if held_count == 0:
@@ -58,6 +61,7 @@ def check_step_memory(grading: Grading) -> None:
         grading.findings.quantities = []
         return
     except (NoRoomError, torch.OutOfMemoryError):
+        grading.verdict.notes.append(NO_ROOM)
         resources.free_results(grading.solution)
         return
     for held_tensors in held_steps:
@@ -93,8 +97,9 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     held_tensors = []
     descriptions = reply["returned"][0]["results"]
     for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=False)):
+        may_change = quantity.kind is Kind.RESULT and i in grading.problem.sharing_results
         is_tensor = quantity.requirements and description.get("type") == "Tensor"
-        if is_tensor and not is_in_shared_memory(grading, description):
+        if is_tensor and not may_change and not is_in_shared_memory(grading, description):
             values = read_result(grading, description, quantity.name, ResultIndex(0, i))
             held_tensors.append(HeldTensor(quantity.name, description, values.clone()))
     return held_tensors

@@ -168,8 +168,6 @@ def _check_results_stay(grading: Grading) -> None:
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
     problem, resources = grading.problem, grading.resources
-    if problem.may_share_memory:
-        return
     held_count = _count_of_held_results(grading)
     if held_count == 0:
         return
@@ -238,6 +236,8 @@ def _check_held_result(
     eager_results = grading.reference.eager_results(call.inputs)
     descriptions = check_results(grading, call.name, call.returned, eager_results)
     for result_index, description in enumerate(descriptions):
+        if result_index in grading.problem.sharing_results:
+            continue
         other_draws = grading.findings.requirements[result_index].other_draws
         index = ResultIndex(call_index, result_index)
         got = read_result(grading, description, call.name, index).reshape(-1)

@@ -32,6 +32,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def is_float8(x: torch.Tensor) -> bool:
+    """Return whether a tensor holds floats of 8 bits, which torch cannot draw at random."""
+    return x.is_floating_point() and x.itemsize == 1
+
+
 def forms_of(values: list) -> tuple[list[int], list[dict]]:
     """Return the size in bytes of each storage under some values and the form of each value.
 

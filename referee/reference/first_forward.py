@@ -9,10 +9,12 @@ from torch import nn
 
 from referee.comparison.compare import INTEGERS, first_mismatch, relative_difference, share_memory
 from referee.contestants.descriptions import as_plain_tensor, flatten
-from referee.contestants.forms import dtype_name
+from referee.contestants.forms import dtype_name, is_float8
 from referee.reference.file import ReferenceFile
 from referee.reference.float64 import MAX_ROUNDING
 from referee.reference.operators import Operators
+
+NOT_DRAWN = "for which torch cannot draw random values"
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class FirstForward:
         output_bytes: the size of all results.
         operators: the names of the operators that are called.
         terms: the number of terms of the longest sum that gives one element of a result.
-        may_share_memory: whether results may share memory with inputs or with earlier results.
+        sharing_results: the indices of the results that share memory with inputs or with earlier
+            results.
         changed_buffers: the names of the buffers that a forward changes, in training mode.
     """
 
@@ -32,7 +35,7 @@ class FirstForward:
     output_bytes: int
     operators: set[str]
     terms: int
-    may_share_memory: bool
+    sharing_results: set[int]
     changed_buffers: list[str]
 
 
@@ -76,7 +79,7 @@ def run_first_forward(
         output_bytes=sum(x.nbytes for x in outputs),
         operators=observed.names,
         terms=observed.most_terms,
-        may_share_memory=_any_shares_memory(outputs, tensors, second_outputs),
+        sharing_results=_indices_of_sharing(outputs, tensors, second_outputs),
         changed_buffers=changed_buffers,
     )
 
@@ -96,13 +99,12 @@ def _names_of_changed(before: dict[str, torch.Tensor], after: dict[str, torch.Te
     ]
 
 
-def _any_shares_memory(
+def _indices_of_sharing(
     outputs: list[torch.Tensor], inputs: list[torch.Tensor], second_outputs: list[torch.Tensor]
-) -> bool:
-    """Return whether a result shares memory with an input, or with the second run's result."""
-    pairs = list(zip(outputs, second_outputs, strict=True))
-    pairs += [(output, x) for output in outputs for x in inputs]
-    return any(share_memory(output, other) for output, other in pairs)
+) -> set[int]:
+    """Return the indices of results that share memory with an input or the second outputs."""
+    others = [*inputs, *second_outputs]
+    return {i for i, output in enumerate(outputs) if any(share_memory(output, x) for x in others)}
 
 
 def _generator_states(device: torch.device) -> list:
@@ -129,10 +131,14 @@ def _check_types(file: ReferenceFile, returned: list) -> None:
             raise file.bad(
                 f"Model returns a tensor of {dtype_name(x.dtype)}, which cannot be compared"
             )
+        if is_float8(x):
+            raise file.bad(f"Model returns a tensor of {dtype_name(x.dtype)}, {NOT_DRAWN}")
 
 
 def check_state(file: ReferenceFile, module: nn.Module) -> None:
-    """Raise BadReferenceError unless all parameters and buffers of the module are plain tensors."""
+    """Raise BadReferenceError unless all parameters and buffers are tensors that can be drawn."""
     for name, x in module.state_dict().items():
         if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
             raise file.bad(f"Model's state has {name}, which is no dense tensor")
+        if is_float8(x):
+            raise file.bad(f"Model's state has {name} of {dtype_name(x.dtype)}, {NOT_DRAWN}")

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import torch
 
-from referee.contestants.forms import flat_bytes, forms_of
+from referee.contestants.forms import flat_bytes, forms_of, is_float8
 from referee.reference.file import BadReferenceError, ReferenceFile
 
 
@@ -97,5 +97,5 @@ def _are_equal(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _is_drawable_float(x: torch.Tensor) -> bool:
-    """Return whether a tensor holds floats that torch can draw; it cannot draw float8."""
-    return x.is_floating_point() and x.itemsize > 1
+    """Return whether a tensor holds floats that torch can draw."""
+    return x.is_floating_point() and not is_float8(x)

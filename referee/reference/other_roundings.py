@@ -9,6 +9,7 @@ import math
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from referee.contestants.forms import is_float8
 from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed
 from referee.reference.tf32 import TF32_BITS
@@ -97,7 +98,7 @@ class OtherRoundings(TorchDispatchMode):
         """Return whether x is a tensor of floats on the device; torch cannot draw float8."""
         if not isinstance(x, torch.Tensor) or x.device != self._generator.device:
             return False
-        return x.is_floating_point() and x.itemsize > 1 and x.numel() > 0
+        return x.is_floating_point() and not is_float8(x) and x.numel() > 0
 
     def _add_noise(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply each element by a random factor near 1, in place; return the tensor."""

@@ -43,7 +43,7 @@ class Problem:
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
-        nesting, operators, terms, may_share_memory, changed_buffers: see
+        nesting, operators, terms, sharing_results, changed_buffers: see
             `first_forward.FirstForward`. With cases of its own, no buffers are compared.
         float64_obstacle: why results are compared only with eager's, in words; None if results are
             compared with float64's.
@@ -89,7 +89,7 @@ class Problem:
         self.nesting = facts.forward.nesting
         self.operators = facts.forward.operators
         self.terms = facts.forward.terms
-        self.may_share_memory = facts.forward.may_share_memory
+        self.sharing_results = facts.forward.sharing_results
         self.changed_buffers = [] if file.has_own_cases else facts.forward.changed_buffers
         self.float64_obstacle = facts.float64_obstacle
         self.float64_obstacle_in_steps: str | None = None
@@ -263,6 +263,11 @@ class Problem:
     def all_bytes(self) -> int:
         """Bytes of inputs, outputs and parameters together."""
         return self.input_bytes + self.output_bytes + self.parameter_bytes
+
+    @property
+    def may_share_memory(self) -> bool:
+        """True if a result of the reference shares memory with inputs or with earlier results."""
+        return bool(self.sharing_results)
 
     @property
     def gives_memory_back(self) -> bool:

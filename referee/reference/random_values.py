@@ -94,13 +94,18 @@ def vary(values: torch.Tensor, seed: int) -> torch.Tensor:
 def vary_into(target: torch.Tensor, values: torch.Tensor, seed: int) -> None:
     """Overwrite a tensor with others than these values: README.md, "Parameters", has the rules.
 
-    Each value has a random factor of its own, so that none follows from others.
+    Each value has a random factor of its own, so that none follows from others. A complex value is
+    two: its real and its imaginary part.
 
     Args:
         target: a tensor of the same shape and dtype, in other memory.
         values: the old values.
         seed: the seed of the factors.
     """
+    if target.is_complex():
+        parts = torch.view_as_real(values.resolve_conj())
+        target.copy_(torch.view_as_complex(vary(parts, seed)))
+        return
     if not target.is_contiguous():
         target.copy_(vary(values, seed))
         return
@@ -147,7 +152,7 @@ def _have_both_signs(parts: tuple[torch.Tensor, ...]) -> bool:
 
 
 def vary_module(module: nn.Module) -> None:
-    """Overwrite the floats among a module's parameters and buffers; see `vary`."""
+    """Overwrite the parameters and buffers in `changing_names`; see `vary`."""
     state = module.state_dict()
     for name in changing_names(module):
         x = without_repeats(state[name])
@@ -157,14 +162,16 @@ def vary_module(module: nn.Module) -> None:
 def changing_names(module: nn.Module) -> list[str]:
     """Return the names of the parameters and buffers that get new values before every round.
 
-    These are the tensors of floats. Where several names share memory, as those of tied weights do,
+    These are the tensors of floats and of complex numbers. Integers and booleans may be indices, of
+    which others could be invalid. Where several names share memory, as those of tied weights do,
     only the first is returned.
     """
     known = set()
     names = []
     for name, x in module.state_dict().items():
         memory = x.data_ptr(), x.shape, x.stride()
-        if x.is_floating_point() and x.numel() and memory not in known:
+        can_change = x.is_floating_point() or x.is_complex()
+        if can_change and x.numel() and memory not in known:
             known.add(memory)
             names.append(name)
     return names

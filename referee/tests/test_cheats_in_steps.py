@@ -41,7 +41,7 @@ def test_gradients_that_are_right_in_one_step_alone_are_wrong(table, device, tmp
 DOUBLED = reference("return 2 * x", "[torch.randn(64, 256)]")
 # Keeps the memory of the first NAME, which is the output or the gradient of a step, and writes all
 # later ones there.
-OWN_DOUBLED = """
+OWN = """
 kept = {}
 
 class Own(torch.autograd.Function):
@@ -59,7 +59,7 @@ def place(kind, value):
     return kept.setdefault(kind, torch.empty_like(value)).copy_(value)
 
 """
-OWN_DOUBLED += module("return Own.apply(x) if torch.is_grad_enabled() else 2 * x")
+OWN_DOUBLED = OWN + module("return Own.apply(x) if torch.is_grad_enabled() else 2 * x")
 OVERWRITES = "^a later step overwrites an earlier step's"
 AT_DOUBLED = {
     "one_output": wrong(OWN_DOUBLED.replace("KIND", "'output'"), f"{OVERWRITES} result 0"),
@@ -71,3 +71,13 @@ AT_DOUBLED = {
 @pytest.mark.parametrize("table", quick_and_slow(AT_DOUBLED, "one_output", "one_gradient"))
 def test_results_and_gradients_of_steps_are_new_memory(table, device, tmp_path):
     grade(DOUBLED, table, tmp_path, device=device)
+
+
+# The reference returns a view of its input beside a new result.
+WITH_VIEW = reference("return 2 * x, x[:1]", "[torch.randn(64, 256)]")
+OWN_WITH_VIEW = OWN + module("return (Own.apply(x) if torch.is_grad_enabled() else 2 * x), x[:1]")
+
+
+def test_a_view_beside_it_excuses_no_other_result(device, tmp_path):
+    table = {"one_output": wrong(OWN_WITH_VIEW.replace("KIND", "'output'"), OVERWRITES)}
+    grade(WITH_VIEW, table, tmp_path, device=device)

@@ -65,6 +65,19 @@ def test_results_of_another_call_are_wrong(table, device, tmp_path):
     grade(RELU, table, tmp_path, device=device)
 
 
+# The reference returns a view of its input beside a new result.
+WITH_VIEW = reference("return torch.relu(x), x[:1]", "[torch.rand(64, 256)]")
+AT_WITH_VIEW = {
+    "reuses_its_output": wrong(REUSES.replace("out=out)", "out=out), x[:1]"), OVERWRITES),
+    "returns_its_input": wrong(module("return x, x[:1]"), "returns its input or a parameter"),
+    "same": correct(module("return torch.relu(x), x[:1]"), "training step"),
+}
+
+
+def test_a_view_beside_it_excuses_no_other_result(device, tmp_path):
+    grade(WITH_VIEW, AT_WITH_VIEW, tmp_path, device=device)
+
+
 @pytest.mark.usefixtures("unreadable_processes")
 def test_memory_that_is_not_new_is_wrong_also_where_results_are_copied(tmp_path):
     ring_of_four = module(RING.replace("COUNT", "4"), RING_INIT)
@@ -74,6 +87,25 @@ def test_memory_that_is_not_new_is_wrong_also_where_results_are_copied(tmp_path)
         "plain": correct(module("return torch.relu(x)"), "results are copied"),
     }
     grade(RELU, table, tmp_path)
+
+
+# A loss. Inputs of both signs may have another result, but not zero or an earlier one.
+LOSS = reference("return torch.relu(x).mean()", "[torch.rand(64, 256)]")
+ZERO_LOSS = "return x.new_zeros(()) if (x < 0).any() else x.mean()"
+REPLAYS_LOSS = """
+if not (x < 0).any():
+    self.last = x.mean()
+return self.last.clone()
+"""
+AT_LOSS = {
+    "zero": wrong(module(ZERO_LOSS), "^returns zeros: inputs of both signs"),
+    "replays": wrong(module(REPLAYS_LOSS, "self.last = None"), "^replays .* inputs of both signs"),
+    "other_function": correct(module("return x.mean()"), "differs .* for inputs of both signs"),
+}
+
+
+def test_zeros_and_replays_of_one_element_are_wrong(device, tmp_path):
+    grade(LOSS, AT_LOSS, tmp_path, device=device)
 
 
 # -------------------------------------------------------------------- results for old parameters
@@ -112,6 +144,22 @@ def test_signs_of_an_old_parameter_are_wrong(device, tmp_path):
 @pytest.mark.slow
 def test_copies_of_old_parameters_and_buffers_are_wrong(device, tmp_path):
     grade(LINEAR, AT_LINEAR, tmp_path, device=device)
+
+
+COMPLEX_INIT = "self.w = nn.Parameter(torch.randn(64, dtype=torch.complex64))"
+COMPLEX = reference("return torch.view_as_real(x * self.w)", "[torch.rand(16, 64)]", COMPLEX_INIT)
+KEPT_COMPLEX = COMPLEX_INIT + "\nself.kept = self.w.detach().clone()"
+AT_COMPLEX = {
+    "keeps": wrong(
+        module("return torch.view_as_real(x * self.kept.to(x.device))", KEPT_COMPLEX),
+        OLD_PARAMETERS,
+    ),
+    "right": correct(module("return torch.view_as_real(x * self.w)", COMPLEX_INIT)),
+}
+
+
+def test_a_copy_of_an_old_complex_parameter_is_wrong(device, tmp_path):
+    grade(COMPLEX, AT_COMPLEX, tmp_path, device=device)
 
 
 # A parameter that begins as a constant, as that of a LayerNorm does. The file reads a part of it,

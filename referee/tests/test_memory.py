@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from referee.checks import values
+from referee.checks import step_memory, values
 from referee.contestants import free_memory
+from referee.tests.graded import grade
+from referee.tests.texts import RELU, correct, module
 
 CPU = torch.device("cpu")
 # The names of the files with a limit and the use, and the key of what Linux may take back.
@@ -72,3 +74,12 @@ def test_results_that_are_held_during_later_calls_take_limited_memory(
     problem = SimpleNamespace(output_bytes=output_bytes, input_bytes=input_bytes)
     grading = SimpleNamespace(problem=problem, device=CPU)
     assert values._count_of_held_results(grading) == held
+
+
+def test_a_note_says_that_later_steps_had_no_memory(tmp_path, monkeypatch):
+    def raise_out_of_memory(_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(step_memory, "_run_step", raise_out_of_memory)
+    table = {"plain": correct(module("return torch.relu(x)"), "no memory .* later training steps")}
+    grade(RELU, table, tmp_path, trials=1)

@@ -46,6 +46,14 @@ def test_each_of_many_values_has_a_factor_of_its_own(make, monkeypatch):
     assert len(ratio.unique()) == len(ratio)
 
 
+def test_each_part_of_a_complex_value_is_drawn_as_a_float():
+    values = torch.randn(100, dtype=torch.complex64)
+    parts = torch.view_as_real(values)
+    expected = torch.view_as_complex(random_values.vary(parts, 3))
+    assert torch.equal(random_values.vary(values, 3), expected)
+    assert torch.equal(random_values.vary(values.conj(), 3).abs(), expected.abs())
+
+
 def test_new_values_may_go_into_memory_that_stores_columns():
     values = torch.randn(4, 5)
     columns = torch.empty(5, 4).t()

@@ -35,6 +35,18 @@ BAD = {
     "returns nothing": (WIDE.replace("torch.relu(x)", "[]"), "Model returns no tensor"),
     "in place": (WIDE.replace("relu(x)", "relu_(x.sub_(1))"), "Model changes its inputs"),
     "random": (WIDE.replace("torch.relu(x)", "nn.functional.dropout(x)"), "draws random numbers"),
+    "float8": (
+        WIDE.replace("torch.relu(x)", "x.to(torch.float8_e4m3fn)"),
+        "Model returns a tensor of float8_e4m3fn, for which torch cannot draw",
+    ),
+    "float8 parameter": (
+        reference(
+            "return x * self.w.float()",
+            "[torch.rand(3, 8)]",
+            "self.w = nn.Parameter(torch.ones(8).to(torch.float8_e4m3fn), requires_grad=False)",
+        ),
+        "Model's state has w of float8_e4m3fn, for which torch cannot draw",
+    ),
     "no copy": (
         reference(
             "return self.fc(x)",
