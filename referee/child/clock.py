@@ -1,7 +1,7 @@
 """The clock inside a contestant's process, which times each call.
 
 A solution can falsify it. So the referee also times the whole request and never prints less than
-its own clock allows: see "Two clocks" in referee/INTERNALS.md.
+its own clock allows: see "Two clocks" in referee/PROTECTION.md.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The seconds of a call, from the clock of its process and the referee's own.
 
 A process can falsify its own clock. The referee's clock includes the overhead of a request. "Two
-clocks" in INTERNALS.md has an example, and the rules by which a time follows from both.
+clocks" in PROTECTION.md has an example, and the rules by which a time follows from both.
 """
 
 import math
@@ -102,7 +102,7 @@ class Overhead:
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
 
-        The first row that applies decides. INTERNALS.md, "Two clocks", has an example of each.
+        The first row that applies decides. PROTECTION.md, "Two clocks", has an example of each.
 
             lower median of the       returned for each request
             process's times
