@@ -6,9 +6,9 @@
     print(result.verdict, result.speedup, result.reason)
 
 `README.md` is for those who grade solutions. `VERDICTS.md` says how a verdict is made, and
-`PROTECTION.md` how a solution is kept from cheating. `INTERNALS.md` is for those who change the
-referee: it follows a command from function to function, explains the words, and says where to add a
-check.
+`PROTECTION.md` how a solution is kept from cheating. For those who change
+the referee, `INTERNALS.md` follows a command from function to function, explains the words, and
+says where to add a check.
 
 These are the parts of the package, from top to bottom. A part may import only the parts below it:
 
