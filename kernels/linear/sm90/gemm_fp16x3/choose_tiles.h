@@ -10,7 +10,7 @@
 // share it in short ranges of K, it takes longer than torch's product (docs/EXPERIMENTS.md,
 // "Stream-K at `highest`"). So three tiles of 64 rows are chosen.
 //
-// Times are in row steps, the unit of stream_k.cuh's cost model (StreamKConfig).
+// The unit of time is the row time, as in stream_k.cuh's cost model (StreamKConfig).
 
 #pragma once
 

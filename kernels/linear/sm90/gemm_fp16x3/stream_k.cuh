@@ -35,22 +35,24 @@
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3),
 // for two reasons. First, L2: a cluster with parts of two tiles goes from the beginning of K to its
 // end (cluster 1: k-groups 0 to 2, then 6 to 8). So all clusters are at about the same place of K,
-// and find in L2 what others have just read. Second, no cluster waits forever: fact 1 below depends
+// and find in L2 what others have just read. Second, no cluster waits forever: fact 2 below depends
 // on this order.
 //
 // Why no cluster waits forever. The cluster that finishes a shared tile waits in a loop until the
-// others have stored their partial sums of the tile. Two facts:
+// others have stored their partial sums of the tile. Three facts:
 //
-//   1. A cluster stores its own partial sums before it waits. It stores the sums of the last
+//   1. Each cluster that it waits for stores partial sums of the tile, because no range that begins
+//      inside a tile is empty (the invariant of assign_ranges).
+//   2. A cluster stores its own partial sums before it waits. It stores the sums of the last
 //      tile of its range, which it takes first, and waits in the first tile, which it takes last.
-//   2. A cluster waits only for clusters with smaller numbers: they have the k-groups of the tile
+//   3. A cluster waits only for clusters with smaller numbers: they have the k-groups of the tile
 //      before its own.
 //
 // A cluster that waits still occupies its multiprocessors, so there may be no room to start others.
 // All waits end if one of two conditions holds:
 //
 //   condition   All clusters run at once.
-//   why         Each then stores its partial sums without waiting (fact 1).
+//   why         Each then stores its partial sums without waiting (facts 1 and 2).
 //   holds       The host launches at most count_gemm_clusters (launch_gemm.cuh) clusters, which is
 //               how many run at once when previous kernels have ended. The next kernel, which may
 //               start early (PDL), starts only after all blocks of this one have started.
@@ -59,7 +61,7 @@
 //
 //   condition   Blocks start in the order of their numbers.
 //   why         The first cluster that has not ended then runs, and waits only for clusters that
-//               have ended (fact 2). So it ends, and makes room for another one.
+//               have ended (fact 3). So it ends, and makes room for another one.
 //   holds       On every GPU and driver seen. CUDA does not guarantee it.
 //
 // To depend on neither condition, set the environment variable KERNELS_STREAM_K to 0. Tiles are
@@ -81,7 +83,7 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-// The constants of the schedule, and the cost model behind them. The unit of time is the row step:
+// The constants of the schedule, and the cost model behind them. The unit of time is the row time:
 // the time in which a cluster multiplies one row of x, over one k-group, by the 256 rows of the
 // weight of a tile. It is 12 to 13 ns on an H200. The model was fitted to the measured times of 253
 // products (docs/EXPERIMENTS.md, "Stream-K at `highest`").
@@ -89,9 +91,9 @@ struct StreamKConfig {
   // The most clusters in a grid. The chip of compute capability 9.0 has 144 multiprocessors, two
   // for each cluster; an H200 uses 132 of them.
   static constexpr int kMaxClusters = 72;
-  // A k-group of a tile takes as many row steps as the tile has rows, and this many more.
+  // A k-group of a tile takes as many row times as the tile has rows, and this many more.
   static constexpr int kKGroupOverhead = 80;
-  // Adding the partial sums that one cluster has stored takes this many row steps for each row.
+  // Adding the partial sums that one cluster has stored takes this many row times for each row.
   static constexpr int kAddingPerRow = 2;
 
   // Limits of cutting, because storing and adding partial sums costs time. Tiles are cut only if
@@ -101,7 +103,7 @@ struct StreamKConfig {
   static constexpr int kMinRange = 2;
   static constexpr int kMinPart = 2;
 
-  // The time of one k-group of a tile, in row steps.
+  // The time of one k-group of a tile, in row times.
   static int64_t k_group_time(int64_t rows) { return rows + kKGroupOverhead; }
 
   // The fewest k-groups that a range should have if clusters share a tile of `rows` rows and
@@ -263,57 +265,55 @@ struct Schedule {
     }
   }
 
-  // The ranges if tiles are cut, such that all clusters have about the same load. In the example
-  // above, with tiles of 176 rows, the total load is 5 tiles * 9 k-groups * 176 rows. A third of
-  // that, 15 * 176, is fair for a cluster. Its tile of the whole wave is 9 * 176. So its range has
-  // a budget of 6 * 176, which is 6 k-groups.
+  // The ranges if tiles are cut, such that all clusters have about the same load. Each cluster has
+  // a share of the last wave's load: a fair load, less what it has in whole waves. Its range ends
+  // at the k-group that is nearest to the end of its share.
+  //
+  // In the example above, with tiles of 176 rows, the total load is 5 tiles * 9 k-groups * 176. A
+  // third of that, 15 * 176, is fair. A cluster's tile of the whole wave is 9 * 176, so its share
+  // is 6 * 176. The shares end at 6 * 176, 12 * 176 and 18 * 176, and the ranges after 6, 12 and 18
+  // k-groups.
+  //
+  // Invariant: a range that begins inside a tile is not empty. (The cluster that finishes the tile
+  // would otherwise wait for partial sums that nobody stores.) It holds because a share is at least
+  // kMinRange k-groups of the widest tile, even if the cluster's whole tiles are more than a fair
+  // load. Where two shares in succession end in the same tile, the second cut is therefore at least
+  // kMinRange k-groups after the first, or at the tile's end.
   template <typename RowCount>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
                      const RowCount& row_count) {
-    // Each cluster gets this much or more, even if its whole tiles are more than a fair load,
-    // because no range inside a tile may be empty: the cluster that finishes the tile would wait
-    // for partial sums that nobody stores.
-    const int64_t min_budget = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
     const int64_t fair_load = loads.total / clusters;
+    const int64_t min_share = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
+    int64_t share_end = 0;         // the sum of the shares up to the cluster's
+    int64_t load_before_tile = 0;  // of the last wave's tiles before `tile`
     const int first_tile = whole_waves * clusters;
-    const int end_of_line = (tiles - first_tile) * k_groups;
-    const auto rows_at = [&](int position) { return row_count(first_tile + position / k_groups); };
-    int position = 0;    // where the next range begins in the line of k-groups
-    int64_t budget = 0;  // the load that a range may still get; what is left goes to the next range
+    int tile = first_tile;
+    range_begins[0] = 0;
     for (int cluster = 0; cluster < clusters; ++cluster) {
-      range_begins[cluster] = position;
-      budget += std::max(fair_load - loads.whole_wave_loads[cluster], min_budget);
-      position = end_of_range(position, end_of_line, rows_at, &budget);
+      share_end += std::max(fair_load - loads.whole_wave_loads[cluster], min_share);
+      int range_end = range_begins[cluster];
+      while (tile < tiles) {
+        const int64_t rows = row_count(tile);
+        const int cut = find_cut(share_end - load_before_tile, rows);
+        range_end = (tile - first_tile) * k_groups + cut;
+        if (cut < k_groups) break;
+        load_before_tile += rows * k_groups;
+        ++tile;
+      }
+      range_begins[cluster + 1] = range_end;
     }
-    range_begins[clusters] = end_of_line;
+    // The last range ends with the line, even if its share, which is rounded, ends before.
+    range_begins[clusters] = (tiles - first_tile) * k_groups;
   }
 
-  // Returns where a range ends that begins at `position`, and takes its load from *budget. A range
-  // is whole k-groups, so the budget that is left may be somewhat above or below 0.
-  template <typename RowsAt>
-  int end_of_range(int position, int end_of_line, const RowsAt& rows_at, int64_t* budget) const {
-    while (position < end_of_line) {
-      const int64_t rows = rows_at(position);
-      const int64_t rest_of_tile = k_groups - position % k_groups;
-      const int64_t taken = k_groups_to_take(*budget, rows, rest_of_tile);
-      *budget -= taken * rows;
-      position += static_cast<int>(taken);
-      if (taken < rest_of_tile) break;  // the range ends before or inside this tile
-    }
-    return position;
-  }
-
-  // Returns how many k-groups a range takes for its budget from a tile of which `rest` k-groups are
-  // left. The number is rounded to the nearest, but such that no cut is within kMinPart of the
-  // tile's beginning or end. If it is 0, the range ends before this tile.
-  int64_t k_groups_to_take(int64_t budget, int64_t rows, int64_t rest) const {
-    const int64_t affordable = std::max(budget + rows / 2, int64_t{0}) / rows;
-    const int64_t taken = std::min(affordable, rest);
-    const bool leaves_small_end = rest - taken < StreamKConfig::kMinPart;
-    if (leaves_small_end) return rest;
-    const bool is_small_beginning = rest == k_groups && taken < StreamKConfig::kMinPart;
-    if (is_small_beginning) return 0;
-    return taken;
+  // Returns after how many k-groups a tile is cut if a share ends at this load, counted from the
+  // tile's beginning. The cut is at the nearest k-group. If that is within kMinPart of the tile's
+  // beginning or end, or outside the tile, the cut is at the beginning or the end.
+  int find_cut(int64_t load, int64_t rows) const {
+    const int64_t nearest = (load + rows / 2) / rows;
+    if (nearest > k_groups - StreamKConfig::kMinPart) return k_groups;
+    if (nearest < StreamKConfig::kMinPart) return 0;
+    return static_cast<int>(nearest);
   }
 };
 
