@@ -93,7 +93,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // an element so large that its hi is infinite. So the row begins as kExact, and the GEMM finds out:
 //
 //   first launch    All sums of such a row are infinite or NaN. The epilogue sees this, and sets
-//                   the row's state to kOverflowed.
+//                   the row's state to kOverflowed. (Nothing else makes a sum infinite: rows of x
+//                   are finite or zeros, and no sum of finite fp16 products overflows float32.)
 //   second launch   Reads each kOverflowed row. If it has infinity or NaN, the state becomes
 //                   kNonfinite. Otherwise the row gets an exponent from its largest element. Then
 //                   the launch computes all tiles with rows of either state again. If no row is

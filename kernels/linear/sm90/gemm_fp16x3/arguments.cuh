@@ -29,11 +29,8 @@ struct PartialSums {
   Flags* are_stored;  // [clusters], zeros when the kernel starts
 };
 
-// The kernel's arguments. The kernel is launched twice for each product. In the first launch, rows
-// of the weight may overflow fp16, as their exponents come from samples (sample_weight.cuh). All
-// sums of such a row are infinite or NaN, so the epilogue marks it as kOverflowed. The second
-// launch scales the marked rows by their largest elements, and computes all tiles with such rows
-// again. Usually no row is marked, and the second launch ends at once.
+// The kernel's arguments. Each product launches the kernel twice: RowState (split/split.cuh) says
+// what each launch does.
 struct Fp16x3Arguments {
   Epilogue<float> epilogue;
   split::ScaledMatrix x;       // split into hi and lo
@@ -85,10 +82,9 @@ __device__ inline int first_n_of_block(const Tile& tile, int rank) {
   return (tile.weight_tile * BlockConfig::kClusterSize + rank) * Fp16x3Config::kBlockWeightRows;
 }
 
-// Returns whether this launch computes the tiles of a weight tile. The first launch computes all;
-// the second launch those in which a row of the weight is not kExact. All lanes of a warp call it.
-// All warps of all clusters get the same answer, whenever they ask: in the second launch, the state
-// of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
+// Returns whether this launch computes the tiles of a weight tile (RowState). All lanes of a warp
+// call it. All warps of all clusters get the same answer, whenever they ask: in the second launch,
+// the state of a row may change from kOverflowed to kNonfinite, but not to or from kExact.
 __device__ inline bool computes_weight_tile(const Fp16x3Arguments& args, int weight_tile) {
   if (!args.is_second_launch) return true;
   bool has_inexact = false;

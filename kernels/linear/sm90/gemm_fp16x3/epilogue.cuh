@@ -184,9 +184,7 @@ static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &
                   weight_row_at_operand_row(1) == weight_row_at_operand_row(0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
-// Marks row n of the weight, as a sum of column n is not finite. The second launch then computes
-// the column again. The row has scaled elements that overflowed fp16, or infinity or NaN. (x cannot
-// be the cause: its rows with infinity or NaN were split as zeros.)
+// Marks row n of the weight for the second launch (RowState), as a sum of column n is not finite.
 __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
   if (args.is_second_launch || n >= args.epilogue.n) return;
   args.weight.row_state[n] = split::kOverflowed;

@@ -149,9 +149,8 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
 
 // ----- the kernel
 
-// Chooses a new exponent for row n of the weight, by its largest element. If that is infinity or
-// NaN, marks the row as kNonfinite: nonfinite.cuh's kernel, after this one, computes its results.
-// All lanes of a warp call it.
+// Chooses a new exponent for row n of the weight, by its largest element, or marks the row as
+// kNonfinite. All lanes of a warp call it.
 __device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
   const float* const elements = args.weight.source + n * args.weight.row_stride;
   const float largest = largest_of_row(elements, args.k, /*stride=*/1);
@@ -165,9 +164,9 @@ __device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
   }
 }
 
-// Prepares the second launch: rescales the rows of weight that overflowed fp16. All warps of a
-// block call it, and a warp takes a row at a time. Each block rescales all rows that it multiplies.
-// Blocks of other clusters may rescale the same rows, and write the same values.
+// Rescales the kOverflowed rows that the block multiplies in the second launch (RowState). All
+// warps of a block call it, and a warp takes a row at a time. Blocks of other clusters may rescale
+// the same rows, and write the same values.
 __device__ inline void rescale_overflowed_rows(const Fp16x3Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {

@@ -74,7 +74,7 @@ inline auto choose_kernel(int k) {
   return gemm_fp16x3_sm90_kernel<32>;
 }
 
-// Launches the GEMM twice. (Fp16x3Arguments explains why there are two.)
+// Launches the GEMM twice. (RowState explains why there are two launches.)
 inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& workspace,
                          const Epilogue<float>& epilogue, cudaStream_t stream) {
   const int k = static_cast<int>(call.k);
