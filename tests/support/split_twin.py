@@ -53,8 +53,8 @@ class Kernel:
     Attributes:
         products: 3 for fp16x3, 1 for the kernel with TF32's accuracy.
         interval: the promotion interval; None for the one that `promotion_interval` chooses.
-        hi_first: in each k-group, the hi products of the first half come before the lo products of
-            the whole k-group. False: in each interval, lo products come before hi products.
+        has_k_group_order: lo products of a whole k-group are one accumulation's. False: each
+            accumulation begins with the lo products of its interval.
         compensates: an accumulation starts with the rounding error of the promotion before it.
         x_target, weight_target: the largest element of a row is scaled to this exponent, that is,
             into [2^target, 2^(target + 1)).
@@ -69,7 +69,7 @@ class Kernel:
 
     products: int = 3
     interval: int | None = None
-    hi_first: bool = False
+    has_k_group_order: bool = False
     compensates: bool = False
     x_target: int = 14
     weight_target: int = 14
@@ -86,7 +86,11 @@ class Kernel:
 
 SM80 = Kernel(compensates=True, cores=AMPERE)
 SM90 = Kernel(
-    hi_first=True, weight_target=9, samples_weight=True, min_exponent=-111, max_exponent=127
+    has_k_group_order=True,
+    weight_target=9,
+    samples_weight=True,
+    min_exponent=-111,
+    max_exponent=127,
 )
 SM80_ON_HOPPER = replace(SM80, cores=HOPPER)
 # sm90's kernel with TF32's accuracy
@@ -190,22 +194,22 @@ def accumulations(k: int, kernel: Kernel) -> Iterator[tuple[range, range]]:
     products.
     """
     interval = promotion_interval(k, kernel)
-    if kernel.hi_first and kernel.promotes:
-        order = hi_first_order(k, interval)
+    if kernel.has_k_group_order and kernel.promotes:
+        order = k_group_order(k, interval)
     else:
-        order = lo_first_order(k, interval)
+        order = interval_order(k, interval)
     for lo, hi in order:
         yield (range(0) if kernel.products == 1 else lo), hi
 
 
-def lo_first_order(k: int, interval: int) -> Iterator[tuple[range, range]]:
+def interval_order(k: int, interval: int) -> Iterator[tuple[range, range]]:
     """Yield the accumulations of a kernel in which each interval begins with its lo products."""
     for begin in range(0, k, interval):
         part = range(begin, min(begin + interval, k), FP16_INSTRUCTION_K)
         yield part, part
 
 
-def hi_first_order(k: int, interval: int) -> Iterator[tuple[range, range]]:
+def k_group_order(k: int, interval: int) -> Iterator[tuple[range, range]]:
     """Yield the accumulations of sm90, which the picture in docs/SPLIT.md, step 4, shows.
 
     With intervals of 64, the first two are

@@ -14,16 +14,16 @@
 namespace kernels::skinny {
 
 // The constants of skinny_kernel and of its launch. docs/EXPERIMENTS.md, "Few rows", has the times
-// of other values of kWarpColumns, kStepsPerKSlice and kTileEndTime.
+// of other values of kWarpColumns, kKStepsPerKTile and kTileEndTime.
 struct SkinnyConfig {
   static constexpr int kWarps = 8;  // in a block
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpColumns = 4;  // columns of a warp
   static constexpr int kTileColumns = kWarps * kWarpColumns;
-  static constexpr int kLaneK = 4;            // elements of K of a lane in a step: one float4
-  static constexpr int kStepK = 32 * kLaneK;  // elements of K of a warp in a step
-  static constexpr int kStepsPerKSlice = 2;   // a k-slice is what a warp prefetches
-  static constexpr int kKSliceDepth = kStepsPerKSlice * kStepK;
+  static constexpr int kLaneK = 4;  // elements of K of a lane in a k-step: one float4
+  static constexpr int kKStepDepth = 32 * kLaneK;  // elements of K of a warp in a k-step
+  static constexpr int kKStepsPerKTile = 2;        // a k-tile is what a warp prefetches
+  static constexpr int kKTileDepth = kKStepsPerKTile * kKStepDepth;
   // With two blocks on a multiprocessor, one loads while the other adds up sums.
   static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kMaxBytes = 112 * 1024;  // a block's dynamic shared memory
@@ -31,9 +31,9 @@ struct SkinnyConfig {
                 "two blocks, with 1 KiB each that CUDA reserves, fit into a Hopper multiprocessor");
   // The most blocks of a cluster: the largest size that every GPU with clusters supports.
   static constexpr int kMaxClusterSize = 8;
-  // The most k-slices over which a lane should sum in float, so that few roundings add up.
-  static constexpr int kMaxFloatKSlices = 4;
-  // The time that the end of a tile takes, in k-slices, when the cluster size is chosen.
+  // The most k-tiles over which a lane should sum in float, so that few roundings add up.
+  static constexpr int kMaxFloatKTiles = 4;
+  // The time that the end of a tile takes, in k-tiles, when the cluster size is chosen.
   static constexpr int kTileEndTime = 1;
 };
 
@@ -41,7 +41,7 @@ struct SkinnyConfig {
 template <int kTileRows>
 using Sum = std::conditional_t<(kTileRows > 4), float, double>;
 
-// The arguments of skinny_kernel. The launch sets `k_slices` when it has chosen the cluster size.
+// The arguments of skinny_kernel. The launch sets `k_tiles` when it has chosen the cluster size.
 struct SkinnyArguments {
   const float* x;
   const float* weight;
@@ -51,7 +51,7 @@ struct SkinnyArguments {
   int k;
   int x_tiles;       // tiles of kTileRows rows
   int weight_tiles;  // tiles of kTileColumns columns
-  int k_slices = 0;  // each block of a cluster multiplies so many
+  int k_tiles = 0;   // each block of a cluster multiplies so many
 
   explicit SkinnyArguments(const LinearArguments& call, int tile_rows)
       : x(static_cast<const float*>(call.x)),
@@ -72,11 +72,11 @@ struct SkinnyArguments {
 };
 
 // The shared memory of a block: the sums of two tiles, double [2][kTileRows][kTileColumns], and the
-// block's range of x, Sum<kTileRows> [steps][kTileRows][kStepK].
+// block's range of x, Sum<kTileRows> [k_steps][kTileRows][kKStepDepth].
 template <int kTileRows>
-constexpr size_t shared_bytes(int k_slices) {
+constexpr size_t shared_bytes(int k_tiles) {
   return kTileRows * (2 * SkinnyConfig::kTileColumns * sizeof(double) +
-                      k_slices * SkinnyConfig::kKSliceDepth * sizeof(Sum<kTileRows>));
+                      k_tiles * SkinnyConfig::kKTileDepth * sizeof(Sum<kTileRows>));
 }
 
 }  // namespace kernels::skinny

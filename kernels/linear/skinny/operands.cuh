@@ -13,9 +13,9 @@
 
 namespace kernels::skinny {
 
-// ---------------------------------------------------------------------------- a row of x in a step
+// -------------------------------------------------------------------------- a row of x in a k-step
 
-// The layout in shared memory of a row of x in one step: 128 elements, four for each lane. As
+// The layout in shared memory of a row of x in one k-step: 128 elements, four for each lane. As
 // floats the four are one 16-byte vector. As doubles they are two vectors: the first vectors of all
 // lanes are adjacent, and the second vectors follow them, so that the accesses of a warp have no
 // bank conflicts:
@@ -30,7 +30,7 @@ constexpr int kSecondVector = 32 * kVectorBytes;  // bytes from a lane's first v
 // Stores this lane's four elements of a row, as T, float or double. The 128 elements of the row
 // begin at `row`.
 template <typename T>
-__device__ void store_step(uint8_t* row, float4 v) {
+__device__ void store_k_step(uint8_t* row, float4 v) {
   uint8_t* const target = row + threadIdx.x % 32 * kVectorBytes;
   if constexpr (std::is_same_v<T, float>) {
     *reinterpret_cast<float4*>(target) = v;
@@ -40,16 +40,16 @@ __device__ void store_step(uint8_t* row, float4 v) {
   }
 }
 
-// Loads this lane's four elements of a row, as store_step stored them. `address` is the address of
-// the lane's first vector in shared memory.
-__device__ inline void load_step(uint32_t address, float (&v)[4]) {
+// Loads this lane's four elements of a row, as store_k_step stored them. `address` is the address
+// of the lane's first vector in shared memory.
+__device__ inline void load_k_step(uint32_t address, float (&v)[4]) {
   const float4 four = ptx::load_shared_float4(address);
   v[0] = four.x;
   v[1] = four.y;
   v[2] = four.z;
   v[3] = four.w;
 }
-__device__ inline void load_step(uint32_t address, double (&v)[4]) {
+__device__ inline void load_k_step(uint32_t address, double (&v)[4]) {
   const double2 low = ptx::load_shared_double2(address);
   const double2 high = ptx::load_shared_double2(address + kSecondVector);
   v[0] = low.x;
@@ -60,59 +60,58 @@ __device__ inline void load_step(uint32_t address, double (&v)[4]) {
 
 // Copies the block's range of x to `x` in shared memory: k_range elements of each row, from
 // block_first_k on. Elements past the last row and past whole_k are zeros. A warp copies one row of
-// one step at a time. Copy number i is that of row i % kTileRows in step i / kTileRows.
+// one k-step at a time. Copy number i is that of row i % kTileRows in k-step i / kTileRows.
 template <int kTileRows>
 __device__ void load_x(const SkinnyArguments& arguments, uint8_t* x, int first_row,
                        int block_first_k, int k_range) {
-  constexpr int kRowBytes = SkinnyConfig::kStepK * sizeof(Sum<kTileRows>);  // one row in one step
+  constexpr int kRowBytes = SkinnyConfig::kKStepDepth * sizeof(Sum<kTileRows>);  // in one k-step
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int steps = k_range / SkinnyConfig::kStepK;
+  const int k_steps = k_range / SkinnyConfig::kKStepDepth;
 #pragma unroll 4
-  for (int i = warp; i < steps * kTileRows; i += SkinnyConfig::kWarps) {
+  for (int i = warp; i < k_steps * kTileRows; i += SkinnyConfig::kWarps) {
     const int row = first_row + i % kTileRows;
-    const int step = i / kTileRows;
-    const int k = block_first_k + step * SkinnyConfig::kStepK + lane * SkinnyConfig::kLaneK;
+    const int k_step = i / kTileRows;
+    const int k = block_first_k + k_step * SkinnyConfig::kKStepDepth + lane * SkinnyConfig::kLaneK;
     const bool exists = row < arguments.epilogue.m && k < arguments.whole_k();
     const float4* const source =
         reinterpret_cast<const float4*>(arguments.x + row * arguments.x_stride + k);
-    store_step<Sum<kTileRows>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
+    store_k_step<Sum<kTileRows>>(x + i * kRowBytes, exists ? __ldg(source) : float4{});
   }
 }
 
 // ---------------------------------------------------------------------------- weights and products
 
-// The weights that this lane multiplies next, a k-slice: v[step][column] has 4 elements of K of one
-// of the warp's columns. When a step has been multiplied, load_next replaces its weights by those
-// of the same step of the next k-slice:
+// The weights that this lane multiplies next, a k-tile: v[k_step][column] has 4 elements of K of
+// one of the warp's columns. When a k-step has been multiplied, load_next replaces its weights by
+// those of the same k-step of the next k-tile:
 //
-//   after                     v[0]       v[1]
-//   the constructor           k-slice 0  k-slice 0
-//   load_next(/*step=*/0)     k-slice 1  k-slice 0
-//   load_next(/*step=*/1)     k-slice 1  k-slice 1
-//   load_next(/*step=*/0)     k-slice 2  k-slice 1
+//   after                     v[0]      v[1]
+//   the constructor           k-tile 0  k-tile 0
+//   load_next(/*k_step=*/0)   k-tile 1  k-tile 0
+//   load_next(/*k_step=*/1)   k-tile 1  k-tile 1
+//   load_next(/*k_step=*/0)   k-tile 2  k-tile 1
 //
-// After the last k-slice of a tile comes the first one of the cluster's next tile.
+// After the last k-tile of a tile comes the first one of the cluster's next tile.
 class PrefetchedWeights {
  public:
-  float4 v[SkinnyConfig::kStepsPerKSlice][SkinnyConfig::kWarpColumns]{};
+  float4 v[SkinnyConfig::kKStepsPerKTile][SkinnyConfig::kWarpColumns]{};
 
-  // Loads the first k-slice of a tile of the weight. The block's range of K begins at
-  // block_first_k.
+  // Loads the first k-tile of a tile of the weight. The block's range of K begins at block_first_k.
   __device__ PrefetchedWeights(const SkinnyArguments& arguments, int tile, int block_first_k)
       : arguments_(arguments),
         lane_first_k_(block_first_k + static_cast<int>(threadIdx.x % 32) * SkinnyConfig::kLaneK),
         tile_(tile) {
     find_columns();
 #pragma unroll
-    for (int step = 0; step < SkinnyConfig::kStepsPerKSlice; ++step) load_next(step);
+    for (int k_step = 0; k_step < SkinnyConfig::kKStepsPerKTile; ++k_step) load_next(k_step);
   }
 
-  // Replaces the weights of a step. The steps of a k-slice are replaced in order.
-  __device__ void load_next(int step) {
-    load(step);
-    const bool is_last_step = step == SkinnyConfig::kStepsPerKSlice - 1;
-    if (is_last_step) advance();
+  // Replaces the weights of a k-step. The k-steps of a k-tile are replaced in order.
+  __device__ void load_next(int k_step) {
+    load(k_step);
+    const bool is_last_k_step = k_step == SkinnyConfig::kKStepsPerKTile - 1;
+    if (is_last_k_step) advance();
   }
 
  private:
@@ -126,10 +125,10 @@ class PrefetchedWeights {
     columns_after_ = arguments_.epilogue.n - 1 - column;
   }
 
-  // Loads the weights of a step. They are 0 past the end of K and after the last tile.
-  __device__ void load(int step) {
-    const int offset =
-        k_slice_ * SkinnyConfig::kKSliceDepth + step * SkinnyConfig::kStepK;  // from lane_first_k_
+  // Loads the weights of a k-step. They are 0 past the end of K and after the last tile.
+  __device__ void load(int k_step) {
+    // From lane_first_k_ on.
+    const int offset = k_tile_ * SkinnyConfig::kKTileDepth + k_step * SkinnyConfig::kKStepDepth;
     const bool exists =
         lane_first_k_ + offset < arguments_.whole_k() && tile_ < arguments_.weight_tiles;
 #pragma unroll
@@ -137,23 +136,23 @@ class PrefetchedWeights {
       // Past the last column this is the last one again.
       const float* const address =
           source_ + min(i, columns_after_) * arguments_.weight_stride + offset;
-      v[step][i] = ptx::load_global_float4_if(exists, address);
+      v[k_step][i] = ptx::load_global_float4_if(exists, address);
     }
   }
 
-  // Goes on to the next k-slice, or to the first k-slice of the cluster's next tile.
+  // Goes on to the next k-tile, or to the first k-tile of the cluster's next tile.
   __device__ void advance() {
-    if (++k_slice_ < arguments_.k_slices) return;
-    k_slice_ = 0;
+    if (++k_tile_ < arguments_.k_tiles) return;
+    k_tile_ = 0;
     tile_ += arguments_.tile_step();
     find_columns();
   }
 
   const SkinnyArguments& arguments_;
-  const int lane_first_k_;  // this lane's K in the block's first step
-  // load_next loads this k-slice of this tile of the weight.
+  const int lane_first_k_;  // this lane's K in the block's first k-step
+  // load_next loads this k-tile of this tile of the weight.
   int tile_;
-  int k_slice_ = 0;      // counted from the beginning of the block's range of K
+  int k_tile_ = 0;       // counted from the beginning of the block's range of K
   const float* source_;  // the weight of the warp's first column, at lane_first_k_
   int columns_after_;    // how many columns exist after the warp's first
 };
@@ -162,19 +161,19 @@ class PrefetchedWeights {
 template <int kTileRows>
 using LaneSums = Sum<kTileRows>[kTileRows * SkinnyConfig::kWarpColumns];
 
-// Adds the products of one step to this lane's sums. `x_address` is the address in shared memory of
-// this lane's elements of the step's first row of x.
+// Adds the products of one k-step to this lane's sums. `x_address` is the address in shared memory
+// of this lane's elements of the k-step's first row of x.
 template <int kTileRows>
-__device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
-                                              const PrefetchedWeights& weights, int step,
-                                              uint32_t x_address) {
+__device__ __forceinline__ void multiply_k_step(LaneSums<kTileRows>& lane_sums,
+                                                const PrefetchedWeights& weights, int k_step,
+                                                uint32_t x_address) {
 #pragma unroll
   for (int row = 0; row < kTileRows; ++row) {
     Sum<kTileRows> a[4];
-    load_step(x_address + row * SkinnyConfig::kStepK * sizeof(Sum<kTileRows>), a);
+    load_k_step(x_address + row * SkinnyConfig::kKStepDepth * sizeof(Sum<kTileRows>), a);
 #pragma unroll
     for (int i = 0; i < SkinnyConfig::kWarpColumns; ++i) {
-      const float4& b = weights.v[step][i];
+      const float4& b = weights.v[k_step][i];
       Sum<kTileRows>& sum = lane_sums[row * SkinnyConfig::kWarpColumns + i];
       // In this order ptxas finds registers for the sums of 16 rows.
       sum = fma(a[3], Sum<kTileRows>{b.w}, sum);
@@ -186,18 +185,18 @@ __device__ __forceinline__ void multiply_step(LaneSums<kTileRows>& lane_sums,
 }
 
 // Adds the products of a tile, over the block's range of K, to this lane's sums. `x` is the range
-// of x in shared memory. Afterwards `weights` has the first k-slice of the cluster's next tile.
+// of x in shared memory. Afterwards `weights` has the first k-tile of the cluster's next tile.
 template <int kTileRows>
 __device__ __forceinline__ void multiply_tile(const SkinnyArguments& arguments, const uint8_t* x,
                                               PrefetchedWeights& weights,
                                               LaneSums<kTileRows>& lane_sums) {
   uint32_t x_address = ptx::shared_address(x + threadIdx.x % 32 * kVectorBytes);
-  for (int k_slice = 0; k_slice < arguments.k_slices; ++k_slice) {
+  for (int k_tile = 0; k_tile < arguments.k_tiles; ++k_tile) {
 #pragma unroll
-    for (int step = 0; step < SkinnyConfig::kStepsPerKSlice; ++step) {
-      multiply_step<kTileRows>(lane_sums, weights, step, x_address);
-      weights.load_next(step);
-      x_address += kTileRows * SkinnyConfig::kStepK * sizeof(Sum<kTileRows>);
+    for (int k_step = 0; k_step < SkinnyConfig::kKStepsPerKTile; ++k_step) {
+      multiply_k_step<kTileRows>(lane_sums, weights, k_step, x_address);
+      weights.load_next(k_step);
+      x_address += kTileRows * SkinnyConfig::kKStepDepth * sizeof(Sum<kTileRows>);
     }
   }
 }

@@ -25,17 +25,17 @@
 //      x       |  kTileRows rows; each block has its range in shared memory
 //      weight  |  32 columns of the tile, streamed through registers
 //
-// Within a block, warp w multiplies columns 4 w to 4 w + 3 of the tile with all rows. In a "step",
+// Within a block, warp w multiplies columns 4 w to 4 w + 3 of the tile with all rows. In a k-step,
 // the warp handles 128 elements of K, and each of its lanes 4 of them:
 //
-//      K of the step      0..3     4..7    ...   124..127
+//      K of the k-step    0..3     4..7    ...   124..127
 //      column 4 w        lane 0   lane 1   ...   lane 31
 //      column 4 w + 1    lane 0   lane 1   ...   lane 31
 //      column 4 w + 2    lane 0   lane 1   ...   lane 31
 //      column 4 w + 3    lane 0   lane 1   ...   lane 31
 //
-// A "k-slice" is two steps, so 256 of K. While a warp multiplies one k-slice, it loads the weights
-// of the next into registers. At the end of a tile, these are the weights of the next tile.
+// A k-tile is two k-steps, so 256 of K. While a warp multiplies one k-tile, it loads the weights of
+// the next into registers. At the end of a tile, these are the weights of the next tile.
 //
 // When a tile has been multiplied, each lane has partial sums over its elements of K. They are then
 // added up, in double:
@@ -47,7 +47,7 @@
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
 // for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
-// such a sum covers at most 4 k-slices, so that few roundings add up. add_lanes always adds in
+// such a sum covers at most 4 k-tiles, so that few roundings add up. add_lanes always adds in
 // double; docs/EXPERIMENTS.md, "Few rows", has what that costs and gains.
 
 #include <algorithm>
@@ -88,11 +88,11 @@ __global__ void __launch_bounds__(SkinnyConfig::kThreads, SkinnyConfig::kBlocksP
     skinny_kernel(const __grid_constant__ SkinnyArguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ float4 dynamic_memory[];
-  constexpr int kSums = kTileRows * SkinnyConfig::kTileColumns;  // a buffer's
+  constexpr int kBufferSums = kTileRows * SkinnyConfig::kTileColumns;
   double* const all_sums = reinterpret_cast<double*>(dynamic_memory);
-  SumBuffers buffers{all_sums, all_sums + kSums};
-  uint8_t* const x = reinterpret_cast<uint8_t*>(all_sums + 2 * kSums);
-  const int k_range = arguments.k_slices * SkinnyConfig::kKSliceDepth;
+  SumBuffers buffers{all_sums, all_sums + kBufferSums};
+  uint8_t* const x = reinterpret_cast<uint8_t*>(all_sums + 2 * kBufferSums);
+  const int k_range = arguments.k_tiles * SkinnyConfig::kKTileDepth;
   const int block_first_k = ptx::cluster_ctarank() * k_range;
   const int cluster = ptx::clusterid();
   const int first_row = cluster % arguments.x_tiles * kTileRows;
@@ -154,29 +154,29 @@ int known_active_clusters(int cluster_size) {
 struct Clusters {
   int cluster_size = 0;      // in blocks
   int blocks = 0;            // in all clusters; 0 if x fits into no cluster
-  int k_slices = 0;          // each block multiplies so many
-  int64_t time = INT64_MAX;  // an estimate, in k-slices
+  int k_tiles = 0;           // each block multiplies so many
+  int64_t time = INT64_MAX;  // an estimate, in k-tiles
 };
 
-// Returns whether blocks may multiply so many k-slices each: their range of x fits into shared
+// Returns whether blocks may multiply so many k-tiles each: their range of x fits into shared
 // memory, and sums in float are not too long. In the largest cluster, sums may have any length.
 template <int kTileRows>
-bool allows_k_slices(int k_slices, int cluster_size) {
-  const bool x_fits = shared_bytes<kTileRows>(k_slices) <= SkinnyConfig::kMaxBytes;
+bool allows_k_tiles(int k_tiles, int cluster_size) {
+  const bool x_fits = shared_bytes<kTileRows>(k_tiles) <= SkinnyConfig::kMaxBytes;
   const bool is_float = std::is_same_v<Sum<kTileRows>, float>;
-  const bool is_too_long = is_float && k_slices > SkinnyConfig::kMaxFloatKSlices;
+  const bool is_too_long = is_float && k_tiles > SkinnyConfig::kMaxFloatKTiles;
   const bool is_largest = cluster_size == SkinnyConfig::kMaxClusterSize;
   return x_fits && (!is_too_long || is_largest);
 }
 
 // Divides the work among clusters of `cluster_size` blocks, and estimates the time:
 //
-//   time = waves * tiles of the weight of a cluster * (k-slices of a block + kTileEndTime)
+//   time = waves * tiles of the weight of a cluster * (k-tiles of a block + kTileEndTime)
 //
 // There is more than one wave only if not all tiles of x have a cluster at once.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
-Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_slices) {
+Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_tiles) {
   const int x_tiles = arguments.x_tiles;
   const int active_clusters = known_active_clusters<kTileRows>(cluster_size);
   const int clusters_of_x_tile = std::max(active_clusters / x_tiles, 1);
@@ -188,8 +188,8 @@ Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_s
   Clusters result;
   result.cluster_size = cluster_size;
   result.blocks = clusters * cluster_size;
-  result.k_slices = k_slices;
-  result.time = waves * tiles_each * (k_slices + SkinnyConfig::kTileEndTime);
+  result.k_tiles = k_tiles;
+  result.time = waves * tiles_each * (k_tiles + SkinnyConfig::kTileEndTime);
   return result;
 }
 
@@ -199,9 +199,9 @@ template <int kTileRows>
 Clusters choose_clusters(const SkinnyArguments& arguments) {
   Clusters best;
   for (int size = 1; size <= SkinnyConfig::kMaxClusterSize; size *= 2) {
-    const int k_slices = blocks_of(arguments.k, SkinnyConfig::kKSliceDepth * size);
-    if (!allows_k_slices<kTileRows>(k_slices, size)) continue;
-    const Clusters clusters = divide_work<kTileRows>(arguments, size, k_slices);
+    const int k_tiles = blocks_of(arguments.k, SkinnyConfig::kKTileDepth * size);
+    if (!allows_k_tiles<kTileRows>(k_tiles, size)) continue;
+    const Clusters clusters = divide_work<kTileRows>(arguments, size, k_tiles);
     if (clusters.time < best.time) best = clusters;
   }
   return best;
@@ -216,11 +216,11 @@ void launch_tiles(const LinearArguments& call, cudaStream_t stream) {
   if constexpr (kTileRows > 1) {
     if (clusters.blocks == 0) return launch_tiles<kTileRows / 2>(call, stream);
   }
-  arguments.k_slices = clusters.k_slices;
+  arguments.k_tiles = clusters.k_tiles;
   Grid grid{};
   grid.blocks = clusters.blocks;
   grid.threads = SkinnyConfig::kThreads;
-  grid.shared_bytes = shared_bytes<kTileRows>(clusters.k_slices);
+  grid.shared_bytes = shared_bytes<kTileRows>(clusters.k_tiles);
   grid.stream = stream;
   grid.cluster_size = clusters.cluster_size;
   launch_or_throw(grid, skinny_kernel<kTileRows>, arguments);
@@ -245,12 +245,12 @@ namespace kernels::cuda {
 bool linear_skinny_supports(const LinearArguments& call) {
   using skinny::SkinnyConfig;
   // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
-  // the two buffers for sums. The row's elements are double, as the sums are. A k-slice is
-  // subtracted because K of a block is rounded up to whole k-slices.
+  // the two buffers for sums. The row's elements are double, as the sums are. A k-tile is
+  // subtracted because K of a block is rounded up to whole k-tiles.
   constexpr int64_t kElementsPerBlock = SkinnyConfig::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
       SkinnyConfig::kMaxClusterSize *
-      (kElementsPerBlock - 2 * SkinnyConfig::kTileColumns - SkinnyConfig::kKSliceDepth);
+      (kElementsPerBlock - 2 * SkinnyConfig::kTileColumns - SkinnyConfig::kKTileDepth);
   return call.dtype == DType::kFloat32 && call.k <= kMaxK && call.m * call.n < int64_t{1} << 31 &&
          has_aligned_rows(call.x, sizeof(float) * call.x_stride) &&
          has_aligned_rows(call.weight, sizeof(float) * call.weight_stride);

@@ -103,7 +103,7 @@ struct Copies {
 // ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
 // kept, because the hi products come after the lo products of both k-steps.
 struct MmaFragments {
-  static constexpr int kStepBytes = Sm80Config::kMmaK * sizeof(__half);  // a row in a k-step
+  static constexpr int kKStepBytes = Sm80Config::kMmaK * sizeof(__half);  // a row in a k-step
 
   // The fragments of x have the indices k-step, fragment, Half, register.
   uint32_t a[2][Sm80Config::kXFragments][2][4];
@@ -127,7 +127,7 @@ struct MmaFragments {
   }
 
   // Loads hi and lo of one fragment of x. k-step 1 begins two vectors after k-step 0: vector 0 or 1
-  // becomes 2 or 3. This is vector ^ 2, so the swizzled address changes by ^ kStepBytes.
+  // becomes 2 or 3. This is vector ^ 2, so the swizzled address changes by ^ kKStepBytes.
   __device__ void load_a(uint32_t stage, int k_step, int fragment) {
 #pragma unroll
     for (int half = kHi; half <= kLo; ++half) {
@@ -135,7 +135,7 @@ struct MmaFragments {
       const uint32_t place = stage + half * Sm80Config::kHalfBytes +
                              fragment * (Sm80Config::kMmaM * Sm80Config::kRowBytes);
       ptx::load_matrices(target[0], target[1], target[2], target[3],
-                         (a_address ^ k_step * kStepBytes) + place);
+                         (a_address ^ k_step * kKStepBytes) + place);
     }
   }
 
@@ -151,7 +151,7 @@ struct MmaFragments {
     const uint32_t place =
         stage + half * Sm80Config::kHalfBytes + j * (Sm80Config::kMmaN * Sm80Config::kRowBytes);
     ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
-                       (b_address ^ k_step * kStepBytes) + place);
+                       (b_address ^ k_step * kKStepBytes) + place);
   }
 };
 
