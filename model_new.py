@@ -65,9 +65,9 @@ reference = kernels.load_reference()
 class ModelNew(reference.Model):
     """ReLU of a tensor of any shape, strides and device.
 
-    Our operator passes tensors of float32, float64, float16 and bfloat16 on a CPU or a CUDA GPU to
-    the kernels, if they are dense and begin at a multiple of 16 bytes. It passes everything else to
-    torch's own op.
+    Our operator passes plain tensors of float32, float64, float16 and bfloat16 on a CPU or a CUDA
+    GPU to the kernels, if they are dense, not empty, begin at a multiple of 16 bytes, and have no
+    forward-mode tangent. It passes everything else to torch's own op.
 
     Args:
         inplace: overwrite x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does it, not the

@@ -2,9 +2,8 @@
 
 The product limits the speed. How accurate it has to be depends on the precision setting.
 
-During the products a GPU reaches its power limit, and its clock slows down by a fifth. All
-contestants are affected alike because each timed round calls all of them, in random order and
-without a pause.
+During the products a GPU reaches its power limit, and its clock slows down. All contestants are
+affected alike because each timed round calls all of them, in random order and without a pause.
 """
 
 import math

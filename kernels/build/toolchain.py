@@ -19,7 +19,7 @@ from kernels.build.errors import BuildError, say
 
 CXX_FLAGS = [
     "-O3",  # with -O2, GCC 12 vectorizes only loops that need no checks and no remainder loop
-    "-falign-loops=64",  # a loop of 31 bytes across two cache lines takes 1.1 to 1.5 times as long
+    "-falign-loops=64",  # a short loop across two cache lines is slower (docs/EXPERIMENTS.md)
     "-ffp-contract=off",  # CPUs with and without an FMA unit compute the same bits
     "-fopenmp",
     "-fvisibility=hidden",

@@ -42,8 +42,8 @@ using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/
 struct SizeLimits {
   // From these sizes on, x is large, and L2 evicts its lines last. That is faster, probably because
   // more neighbouring lines of results then go to memory together. For a smaller x the hint does
-  // harm: if a program uses the same x again and again, it finds less of it in L2. For example, 64
-  // MiB without a mask take 48.0 us with the hint and 45.1 us without (H100).
+  // harm: if a program uses the same x again and again, it finds less of it in L2
+  // (docs/EXPERIMENTS.md, "ReLU on a GPU").
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector

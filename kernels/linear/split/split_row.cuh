@@ -48,8 +48,8 @@ static_assert(32 * kOctet % kKTileRowNumbers == 0,
               "a thread's octets are whole k-tiles apart, as split_and_store assumes");
 
 // Returns how many threads a block needs to split a row: the fewest, from 64 to 256, that keep the
-// whole row in registers, or 256 for longer rows. More threads would be slower: with one for each
-// octet of a row, splitting takes 1.6 times as long on an H200.
+// whole row in registers, or 256 for longer rows. More threads, each with fewer octets, would be
+// slower.
 inline int threads_of_row(int64_t k) {
   int threads = SplitConfig::kThreads;
   while (threads > SplitConfig::kMinThreads && threads / 2 * SplitConfig::kKept >= k) threads /= 2;
