@@ -266,35 +266,36 @@ struct Schedule {
   }
 
   // The ranges if tiles are cut, such that all clusters have about the same load. Each cluster has
-  // a share of the last wave's load: a fair load, less what it has in whole waves. Its range ends
-  // at the k-group that is nearest to the end of its share.
+  // a quota of the last wave's load: a fair load, less what it has in whole waves. Its range ends
+  // at the k-group that is nearest to the end of its quota.
   //
   // In the example above, with tiles of 176 rows, the total load is 5 tiles * 9 k-groups * 176. A
-  // third of that, 15 * 176, is fair. A cluster's tile of the whole wave is 9 * 176, so its share
-  // is 6 * 176. The shares end at 6 * 176, 12 * 176 and 18 * 176, and the ranges after 6, 12 and 18
+  // third of that, 15 * 176, is fair. A cluster's tile of the whole wave is 9 * 176, so its quota
+  // is 6 * 176. The quotas end at 6 * 176, 12 * 176 and 18 * 176, and the ranges after 6, 12 and 18
   // k-groups.
   //
   // Invariant: a range that begins inside a tile is not empty. (The cluster that finishes the tile
-  // would otherwise wait for partial sums that nobody stores.) It holds because a share is at least
+  // would otherwise wait for partial sums that nobody stores.) It holds because a quota is at least
   // kMinRange k-groups of the widest tile, even if the cluster's whole tiles are more than a fair
-  // load. Where two shares in succession end in the same tile, the second cut is therefore at least
+  // load. Where two consecutive quotas end in the same tile, the second cut is therefore at least
   // kMinRange k-groups after the first, or at the tile's end.
   template <typename RowCount>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
                      const RowCount& row_count) {
     const int64_t fair_load = loads.total / clusters;
-    const int64_t min_share = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
-    int64_t share_end = 0;         // the sum of the shares up to the cluster's
+    const int64_t min_quota = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
+    int64_t quota_end = 0;         // the sum of the quotas up to the cluster's
     int64_t load_before_tile = 0;  // of the last wave's tiles before `tile`
     const int first_tile = whole_waves * clusters;
     int tile = first_tile;
     range_begins[0] = 0;
     for (int cluster = 0; cluster < clusters; ++cluster) {
-      share_end += std::max(fair_load - loads.whole_wave_loads[cluster], min_share);
+      quota_end += std::max(fair_load - loads.whole_wave_loads[cluster], min_quota);
+      // Go on to the tile in which the quota ends, and cut it there.
       int range_end = range_begins[cluster];
       while (tile < tiles) {
         const int64_t rows = row_count(tile);
-        const int cut = find_cut(share_end - load_before_tile, rows);
+        const int cut = find_cut(quota_end - load_before_tile, rows);
         range_end = (tile - first_tile) * k_groups + cut;
         if (cut < k_groups) break;
         load_before_tile += rows * k_groups;
@@ -302,11 +303,11 @@ struct Schedule {
       }
       range_begins[cluster + 1] = range_end;
     }
-    // The last range ends with the line, even if its share, which is rounded, ends before.
+    // The last range ends with the line, even if its quota, which is rounded, ends before.
     range_begins[clusters] = (tiles - first_tile) * k_groups;
   }
 
-  // Returns after how many k-groups a tile is cut if a share ends at this load, counted from the
+  // Returns after how many k-groups a tile is cut if a quota ends at this load, counted from the
   // tile's beginning. The cut is at the nearest k-group. If that is within kMinPart of the tile's
   // beginning or end, or outside the tile, the cut is at the beginning or the end.
   int find_cut(int64_t load, int64_t rows) const {
