@@ -121,7 +121,7 @@ def test_a_finite_value_is_wrong_where_another_draw_of_eager_is_infinite(exact, 
     eager = torch.tensor([infinity, 2.0])
     got = torch.tensor([5.0, 2.0])
     assert output.requirements.other_draws.find_mistake(got, eager).startswith("1 of 2 elements")
-    assert output.requirements.other_draws.find_wrong(got, eager).tolist() == [True, False]
+    assert output.requirements.other_draws.compare(got, eager).wrong.tolist() == [True, False]
     assert output.requirements.other_draws.find_mistake(eager, eager) is None
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from referee.comparison.budget import Budget
-from referee.comparison.quantity import Kind, Quantity
+from referee.comparison.quantity import GradientQuantity, Kind
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.comparison.second_look import find_excused
 from referee.reference.other_roundings import OtherRoundings
@@ -244,9 +244,9 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         (rounded, 0.0, False),
         (rounded, 1e-2, True),
     ):
-        quantity = Quantity("gradient of x", Kind.INPUT_GRADIENT)
+        quantity = GradientQuantity("gradient of x", Kind.INPUT_GRADIENT)
         quantity.begin_step(ReferenceTensor(eager, exact))
         quantity.compare_timed(eager, eager)  # a right draw
         for _ in range(8):
-            quantity.compare_timed(got, eager, None, lambda error=error_of_other_roundings: error)
+            quantity.compare_timed(got, eager, lambda error=error_of_other_roundings: error)
         assert (quantity.find_mistake() is None) == is_right
