@@ -17,7 +17,7 @@ from referee.checks.copied_results import room_for_copies
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import draw_output_gradients, read_quantity
-from referee.comparison.quantity import Kind, Quantity, make_quantities
+from referee.comparison.quantity import Kind, Quantity, ResultQuantity, make_quantities
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
@@ -185,8 +185,7 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     note = _note_on_missing_gradients(descriptions, quantities, drawn.output_count)
     if note:
         return Outcome([], note)
-    # Masked gradients are zero wherever rounding decides, so rounding excuses no wrong element.
-    _compare_quantities(grading, quantities, reply, is_strict=drawn.are_masked)
+    _compare_quantities(grading, quantities, reply, drawn.are_masked)
     if has_changed_buffers:
         compare_buffers(grading, grading.reference.buffers_after(inputs), "a training step")
     grading.resources.free_results(grading.solution)
@@ -212,7 +211,7 @@ def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity
 
 
 def _compare_quantities(
-    grading: Grading, quantities: list[Quantity], reply: dict, is_strict: bool
+    grading: Grading, quantities: list[Quantity], reply: dict, are_masked: bool
 ) -> None:
     """Compare each result and gradient of a step with its error budget.
 
@@ -220,7 +219,8 @@ def _compare_quantities(
         grading: the file under grading.
         quantities: results and gradients.
         reply: has a description for each quantity.
-        is_strict: whether a single wrong element is a mistake.
+        are_masked: whether the outputs' gradients are zero wherever rounding decides if a gradient
+            passes. Then rounding excuses no wrong element.
     """
     descriptions = reply["returned"][0]["results"]
     for result_index, (quantity, description) in enumerate(
@@ -231,12 +231,13 @@ def _compare_quantities(
             index = ResultIndex(0, result_index)
             got = read_quantity(grading, quantity, description, prefix, index)
             check_complete(reply["elements"], result_index, got, quantity.name)
-            rounded_otherwise = None
-            if quantity.kind is Kind.RESULT:
-                rounded_otherwise = grading.reference.rounded_otherwise(
-                    grading.latest_inputs, result_index
-                )
-            quantity.compare(got, is_strict, rounded_otherwise)
+            if isinstance(quantity, ResultQuantity):
+                inputs = grading.latest_inputs
+                quantity.compare(got, grading.reference.rounded_otherwise(inputs, result_index))
+            elif are_masked:
+                quantity.compare_strictly(got)
+            else:
+                quantity.compare(got)
 
 
 def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict:

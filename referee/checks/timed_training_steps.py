@@ -15,7 +15,7 @@ from referee.checks.copied_results import check_copies_stay
 from referee.checks.gradients import OUT_OF_MEMORY
 from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.solution_step import draw_output_gradients, read_quantity
-from referee.comparison.quantity import Quantity
+from referee.comparison.quantity import Quantity, ResultQuantity
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.eager_processes import EagerOutOfMemoryError
@@ -237,12 +237,13 @@ class _StepRunner:
             got = self._read(
                 quantity, description, ResultIndex(call_index, result_index), early_elements
             )
-            quantity.compare_timed(
-                got,
-                eager_result,
-                rounded_otherwise=reference.rounded_otherwise(drawn.arguments.inputs, result_index),
-                error_of_other_roundings=partial(other_roundings.error_of, result_index),
-            )
+            if isinstance(quantity, ResultQuantity):
+                inputs = drawn.arguments.inputs
+                rounded_otherwise = reference.rounded_otherwise(inputs, result_index)
+                quantity.compare_timed(got, eager_result, rounded_otherwise)
+            else:
+                error_of_other_roundings = partial(other_roundings.error_of, result_index)
+                quantity.compare_timed(got, eager_result, error_of_other_roundings)
 
     def _read(
         self,

@@ -22,7 +22,7 @@ GROSS = 2.0**-6
 SPARSE = 2.2
 # The typical error of a result is exceeded in a tenth of its elements.
 TYPICAL_QUANTILE = 0.9
-MAX_SAMPLED = 1 << 18  # elements from which the typical error is taken
+MAX_SAMPLED = 1 << 18  # at most so many elements make the typical error
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def typical_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     Both are the 90th percentile over those sampled elements whose expected value is not zero. So
     the error does not depend on a few elements that are far off.
     """
-    step = max(1, len(expected) // MAX_SAMPLED)
+    step = max(1, math.ceil(len(expected) / MAX_SAMPLED))
     sampled = slice(secrets.randbelow(step), None, step)
     expected = expected[sampled].double()
     is_compared = expected.isfinite() & (expected != 0)

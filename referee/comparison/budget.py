@@ -6,7 +6,8 @@ formulas, and INTERNALS.md, "Long sums", those of sums.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -56,31 +57,20 @@ class Budget:
         relative = expected.abs().mul_(self.rtol).nan_to_num_(0, 0, 0)
         return relative.add_(self.atol)
 
-    def scaled(self, growth: float, growth_of_mean: float) -> "Budget":
-        """Return the budget for larger results.
 
-        Args:
-            growth: what the atol of each element is multiplied by.
-            growth_of_mean: what mean_limit is multiplied by.
-        """
-        return replace(self, atol=growth * self.atol, mean_limit=growth_of_mean * self.mean_limit)
+class Growth(NamedTuple):
+    """How much larger eager's result is than in the budget draw; 1 if it is not larger.
 
-    def of_distance_from_eager(self, reference: ErrorSizes, count: int) -> "Budget":
-        """Return the budget of a result's distance from eager's in another draw.
+    Attributes:
+        of_elements: by the root mean square.
+        of_mean: by the mean magnitude, but at least `of_elements`.
+    """
 
-        Eager's result is off itself. If both results are within their limits, their mean distance
-        is at most the sum of the two limits. FREE_ELEMENTS are added, because the mean of few
-        errors varies. The atol of each element stays the same.
+    of_elements: float = 1.0
+    of_mean: float = 1.0
 
-        Args:
-            reference: the errors of the reference's own result in the draw that set the budget.
-            count: the number of elements.
-        """
-        mean_limit = self.mean_limit
-        if reference.are_sparse:
-            mean_limit = max(mean_limit, SPARSE_FACTOR * reference.mean)
-        free = FREE_ELEMENTS * self.atol / max(count, 1)
-        return replace(self, mean_limit=mean_limit + reference.mean + free)
+
+NO_GROWTH = Growth()
 
 
 @dataclass(frozen=True)
@@ -138,6 +128,29 @@ def budget_from_errors(reference: ErrorSizes, dtype: torch.dtype, terms: int) ->
         atol=leniency.atol_for(reference.largest, reference.root_mean_square),
         rtol=leniency.rtol,
         mean_limit=leniency.mean_limit_for(reference),
+    )
+
+
+def budget_in_another_draw(
+    budget: Budget, eager: ErrorSizes, count: int, growth: Growth = NO_GROWTH
+) -> Budget:
+    """Return how far from eager's result a result may be in another draw.
+
+    Args:
+        budget: that of the budget draw.
+        eager: eager's errors in the budget draw.
+        count: the number of elements.
+        growth: how much larger eager's result is in the other draw.
+    """
+    mean_limit = budget.mean_limit
+    if eager.are_sparse:
+        mean_limit = max(mean_limit, SPARSE_FACTOR * eager.mean)
+    free_elements = FREE_ELEMENTS * budget.atol / max(count, 1)
+    return Budget(
+        atol=growth.of_elements * budget.atol,
+        rtol=budget.rtol,
+        # Eager's result is off itself, so its own error is added.
+        mean_limit=growth.of_mean * (mean_limit + eager.mean + free_elements),
     )
 
 

@@ -41,8 +41,10 @@ class GradientOfStep:
 
     Attributes:
         requirements: the reference's demands, with its own errors.
-        wrong: a flat mask of the elements that are off by too much. If there are none, the step is
-            right, and its errors do not count: they are then 0 for the rules that look at them.
+        is_right: whether no element is off by too much, nor the elements on average. The errors of
+            a right gradient do not count: the rules take them for 0, because a gradient may consist
+            of rounding errors alone.
+        wrong: a flat mask of the elements that are off by too much; None if the gradient is right.
         relative_error: of the whole gradient.
         typical_error: the 90th percentile of the elements' errors, see `accuracy.typical_error`.
         error_of_other_roundings: computes the typical error of the reference's gradient if it is
@@ -50,15 +52,11 @@ class GradientOfStep:
     """
 
     requirements: Requirements
-    wrong: torch.Tensor
+    is_right: bool
+    wrong: torch.Tensor | None = None
     relative_error: float = 0.0
     typical_error: float = 0.0
     error_of_other_roundings: Callable[[], float] = lambda: 0.0
-
-    @property
-    def is_right(self) -> bool:
-        """True if no element is off by too much."""
-        return not bool(self.wrong.any())
 
 
 class Rule(ABC):
@@ -115,7 +113,7 @@ class WrongInEveryStep(Rule):
     0.003 * 0.003, so chance would choose 0.009 elements twice. That is less than 1% of the 2 that
     are wrong twice (the share is MIN_PREDICTED_SHARE): the gradient is wrong.
 
-    A step without wrong elements switches the rule off.
+    A right step switches the rule off.
     """
 
     def __init__(self) -> None:

@@ -5,48 +5,52 @@ them. A solution's result is compared with eager's, and its error is the distanc
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from referee.comparison.accuracy import ErrorSizes, element_errors, mean_and_root_mean_square
-from referee.comparison.budget import Budget
+from referee.comparison.budget import NO_GROWTH, Budget, Growth, budget_in_another_draw
 from referee.comparison.compare import blocks, first_mismatch, flat_reals
 from referee.comparison.mistakes import describe_mean_error, describe_wrong
 from referee.comparison.second_look import RoundedOtherwise, find_excused
 
 
 @dataclass(frozen=True)
-class _Distance:
-    """How far a result is from eager's for the same inputs.
+class Difference:
+    """The differences of a result from eager's for the same inputs.
 
     Attributes:
         wrong: a flat mask of the elements that are too far off.
-        mean: the mean distance.
+        mistake: the wrong elements in words, or a mean distance that is too large; None if there
+            is neither.
     """
 
     wrong: torch.Tensor
-    mean: float
+    mistake: str | None
 
 
 class OtherDraws:
     """Judges a result in other draws, for which only eager's result is known.
 
     Args:
-        budget: how far from eager's a result may be if eager's is no larger than in the budget
-            draw, as `Budget.of_distance_from_eager` returns it.
+        budget: the error budget in the budget draw.
         reference_errors: as in `Limits`, for the budget draw.
+        count: the number of elements.
         must_equal_eager: whether only eager's values are right.
-
-    Attributes:
-        budget: as in the arguments.
     """
 
     def __init__(
-        self, budget: Budget, reference_errors: ErrorSizes, must_equal_eager: bool
+        self, budget: Budget, reference_errors: ErrorSizes, count: int, must_equal_eager: bool
     ) -> None:
-        self.budget = budget
+        self._budget = budget
         self._reference_errors = reference_errors
+        self._count = count
         self._must_equal_eager = must_equal_eager
+
+    def budget(self, growth: Growth = NO_GROWTH) -> Budget:
+        """Return how far from eager's a result may be."""
+        return budget_in_another_draw(self._budget, self._reference_errors, self._count, growth)
 
     def allows(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
         """Return whether a result is right; one of another dtype or size than eager's is not."""
@@ -70,26 +74,27 @@ class OtherDraws:
         """
         if self._must_equal_eager:
             return self._find_difference(got, eager, rounded_otherwise)
+        return self.compare(got, eager, rounded_otherwise).mistake
+
+    def compare(
+        self,
+        got: torch.Tensor,
+        eager: torch.Tensor,
+        rounded_otherwise: RoundedOtherwise | None = None,
+    ) -> Difference:
+        """Compare a result in floats with eager's.
+
+        The arguments are those of `find_mistake`.
+        """
         flat_got, flat_eager = flat_reals(got), flat_reals(eager)
         if self._is_clearly_right(flat_got, flat_eager):
-            return None
-        budget = self._scaled_budget(flat_eager)
+            return Difference(torch.zeros_like(flat_got, dtype=torch.bool), mistake=None)
+        budget = self.budget(self._growth(flat_eager))
         distance = _measure_unexcused_distance(flat_got, flat_eager, budget, rounded_otherwise)
-        if mistake := describe_wrong(distance.wrong, flat_got, eager):
-            return mistake
-        if distance.mean > budget.mean_limit:
-            return describe_mean_error(distance.mean, budget.mean_limit)
-        return None
-
-    def find_wrong(self, got: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
-        """Return a flat mask of the elements of `got` that are too far from `eager`.
-
-        The mean distance is not limited.
-        """
-        got, eager = flat_reals(got), flat_reals(eager)
-        if self._is_clearly_right(got, eager):
-            return torch.zeros(len(got), dtype=torch.bool, device=got.device)
-        return _measure_distance(got, eager, self._scaled_budget(eager)).wrong
+        mistake = describe_wrong(distance.wrong, flat_got, eager)
+        if mistake is None and distance.mean > budget.mean_limit:
+            mistake = describe_mean_error(distance.mean, budget.mean_limit)
+        return Difference(distance.wrong, mistake)
 
     def _find_difference(
         self, got: torch.Tensor, eager: torch.Tensor, rounded_otherwise: RoundedOtherwise | None
@@ -102,23 +107,19 @@ class OtherDraws:
         if mismatch is None or rounded_otherwise is None:
             return mismatch
         got, eager = flat_reals(got), flat_reals(eager)
-        budget = self._scaled_budget(eager)
+        budget = self.budget(self._growth(eager))
         distance = _measure_unexcused_distance(got, eager, budget, rounded_otherwise)
         return mismatch if distance.wrong.any() else None
 
-    def _scaled_budget(self, eager: torch.Tensor) -> Budget:
-        """Return the budget for a draw: its tolerances grow with the size of eager's result.
-
-        Args:
-            eager: eager's flat result in this draw.
-        """
+    def _growth(self, eager: torch.Tensor) -> Growth:
+        """Return how much larger eager's flat result is than in the budget draw."""
         budget_draw = self._reference_errors
         if not budget_draw.root_mean_square:
-            return self.budget
+            return NO_GROWTH
         mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
-        growth = max(1.0, root_mean_square / budget_draw.root_mean_square)
-        growth_of_mean = max(growth, mean_magnitude / budget_draw.mean_magnitude)
-        return self.budget.scaled(growth, growth_of_mean)
+        of_elements = max(1.0, root_mean_square / budget_draw.root_mean_square)
+        of_mean = max(of_elements, mean_magnitude / budget_draw.mean_magnitude)
+        return Growth(of_elements, of_mean)
 
     def _is_clearly_right(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
         """Return whether every element, and their mean distance, is within half of the budget.
@@ -133,8 +134,9 @@ class OtherDraws:
         if not got.is_floating_point() or got.dtype == torch.float64:
             return False
         sum_of_errors = 0.0
-        half_atol = 0.5 * self.budget.atol
-        half_rtol = 0.5 * self.budget.rtol
+        budget = self.budget()
+        half_atol = 0.5 * budget.atol
+        half_rtol = 0.5 * budget.rtol
         for block in blocks(len(got)):
             got_part = got[block].float()
             eager_part = eager[block].float()
@@ -145,7 +147,19 @@ class OtherDraws:
                 return False
             sum_of_errors += error.sum().item()
         mean = sum_of_errors / max(len(got), 1)
-        return mean <= 0.5 * self.budget.mean_limit
+        return mean <= 0.5 * budget.mean_limit
+
+
+class _Distance(NamedTuple):
+    """How far the elements of a result are from eager's.
+
+    Attributes:
+        wrong: a flat mask of the elements that are too far off.
+        mean: the mean distance.
+    """
+
+    wrong: torch.Tensor
+    mean: float
 
 
 def _measure_unexcused_distance(

@@ -218,8 +218,7 @@ class ReferenceTensor:
         if self._element_limits is not None:
             mean_limit = max(budget.mean_limit, _mean(self._element_limits))
             budget = replace(budget, mean_limit=mean_limit)
-        budget_of_distance = budget.of_distance_from_eager(reference_errors, self._length)
-        return OtherDraws(budget_of_distance, reference_errors, self._must_equal_eager)
+        return OtherDraws(budget, reference_errors, self._length, self._must_equal_eager)
 
 
 def _flat(x: torch.Tensor | None) -> torch.Tensor | None:

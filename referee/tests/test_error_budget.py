@@ -80,6 +80,26 @@ def test_the_budget_forbids_lower_precision(product):
     assert output.compare(off).mistake.startswith("mean error")
 
 
+def test_a_plain_sum_of_many_positive_products_is_less_accurate_than_tf32():
+    """So no limit of the error could forbid TF32 alone. With both signs TF32 is far off."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(32, 1 << 16, generator=generator)
+    weight = torch.rand(1 << 16, 32, generator=generator)
+    plain_sum = torch.zeros(32, 32)
+    for column, row in zip(x.T, weight, strict=True):
+        plain_sum.addr_(column, row)
+    output = ReferenceTensor(x @ weight, x.double() @ weight.double(), terms=len(weight))
+    of_plain_sum = output.compare(plain_sum.view(-1))
+    of_tf32 = output.compare((tf32(x).double() @ tf32(weight).double()).float().view(-1))
+    assert of_plain_sum.mistake is None
+    assert of_tf32.mistake is None
+    assert of_tf32.errors.mean < of_plain_sum.errors.mean
+    weight -= 0.5
+    signed = ReferenceTensor(x @ weight, x.double() @ weight.double(), terms=len(weight))
+    in_tf32 = (tf32(x).double() @ tf32(weight).double()).float().view(-1)
+    assert "beyond the error budget" in signed.compare(in_tf32).mistake
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_have_a_narrow_budget(dtype):
     x = torch.randn(40, 512, dtype=dtype)
@@ -121,7 +141,7 @@ def test_a_finite_value_is_wrong_where_another_draw_of_eager_is_infinite(exact, 
     eager = torch.tensor([infinity, 2.0])
     got = torch.tensor([5.0, 2.0])
     assert output.requirements.other_draws.find_mistake(got, eager).startswith("1 of 2 elements")
-    assert output.requirements.other_draws.find_wrong(got, eager).tolist() == [True, False]
+    assert output.requirements.other_draws.compare(got, eager).wrong.tolist() == [True, False]
     assert output.requirements.other_draws.find_mistake(eager, eager) is None
 
 

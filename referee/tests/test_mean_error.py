@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from referee.comparison.accuracy import ErrorSizes
-from referee.comparison.budget import FREE_ELEMENTS, SPARSE_FACTOR, Budget
-from referee.comparison.quantity import Kind, Quantity
+from referee.comparison.budget import (
+    FREE_ELEMENTS,
+    SPARSE_FACTOR,
+    Budget,
+    budget_in_another_draw,
+)
+from referee.comparison.quantity import GradientQuantity, Kind, ResultQuantity
 from referee.comparison.reference_tensor import ReferenceTensor
 
 COUNT = 10_000
@@ -40,7 +45,7 @@ def test_the_mean_limit_in_another_draw_follows_from_eagers_errors(row):
     budget = Budget(atol=4 * largest, mean_limit=mean_limit)
     free = FREE_ELEMENTS * budget.atol
     for count in (1, 10, COUNT):
-        found = budget.of_distance_from_eager(eager, count)
+        found = budget_in_another_draw(budget, eager, count)
         assert found.mean_limit == pytest.approx(expected + free / count)
 
 
@@ -71,7 +76,7 @@ def test_few_flips_of_signs_are_right_and_many_are_wrong(eagers, solutions, is_r
 
 def test_zeros_are_wrong_though_each_element_may_be_off_by_its_size():
     output = ReferenceTensor(with_flips(1), SIGNS.double())
-    assert not output.requirements.other_draws.find_wrong(torch.zeros(COUNT), SIGNS).any()
+    assert not output.requirements.other_draws.compare(torch.zeros(COUNT), SIGNS).wrong.any()
     words = output.requirements.other_draws.find_mistake(torch.zeros(COUNT), SIGNS)
     assert words == "mean error 0.5; eager's own error allows 0.0081"
     assert not output.requirements.other_draws.allows(torch.zeros(COUNT), SIGNS)
@@ -83,7 +88,7 @@ def test_few_large_quotients_do_not_excuse_the_others():
     other = x.flip(0)
     assert output.requirements.other_draws.find_mistake(1 / other, 1 / other) is None
     crude = 1 / other * (1 + 1e-2 * (other > 0.2))
-    assert not output.requirements.other_draws.find_wrong(crude, 1 / other).any()
+    assert not output.requirements.other_draws.compare(crude, 1 / other).wrong.any()
     assert output.requirements.other_draws.find_mistake(crude, 1 / other).startswith("mean error")
 
 
@@ -103,16 +108,51 @@ def test_whoever_is_within_the_budget_is_right_in_other_draws(dtype, growth):
     most = 0.99 * ReferenceTensor(eager, exact).requirements.limits.budget.mean_limit
     got = (exact + most).to(dtype)
     assert output.requirements.other_draws.find_mistake(got, eager) is None
-    far = 3 * max(growth, 1.0) * output.requirements.other_draws.budget.mean_limit
+    far = 3 * max(growth, 1.0) * output.requirements.other_draws.budget().mean_limit
     assert output.requirements.other_draws.find_mistake((exact + far).to(dtype), eager)
 
 
-def test_gradients_have_no_mean_limit_but_results_have():
-    for kind, is_wrong in ((Kind.RESULT, True), (Kind.INPUT_GRADIENT, False)):
-        quantity = Quantity(kind.value, kind)
-        quantity.begin_step(ReferenceTensor(with_flips(1), SIGNS.double()))
-        quantity.compare_timed(torch.zeros(COUNT), SIGNS)
+def made_quantity(kind):
+    """Return a result or gradient for which no step was compared."""
+    if kind is Kind.RESULT:
+        return ResultQuantity(kind.value)
+    return GradientQuantity(kind.value, kind)
+
+
+ZEROS_OR_NOT = [(torch.zeros(COUNT), True), (with_flips(60, start=COUNT // 2), False)]
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize(("got", "is_wrong"), ZEROS_OR_NOT, ids=["zeros", "flips"])
+def test_zeros_are_wrong_in_steps_in_which_rounding_flips_an_element_of_eagers(kind, got, is_wrong):
+    """Each element may then be off by its size, so no element is wrong. The mean error is."""
+    untimed = made_quantity(kind)
+    for _ in range(2):
+        untimed.begin_step(ReferenceTensor(with_flips(1), SIGNS.double()))
+        untimed.compare(got if is_wrong else with_flips(3))
+        assert not untimed.comparison.wrong.any()
+    timed = untimed.without_steps()
+    timed.compare_timed(got, SIGNS)
+    for quantity in (untimed, timed):
         assert quantity.is_wrong_in_one_step == is_wrong
+        assert (quantity.find_mistake() is not None) == is_wrong
+        assert not is_wrong or quantity.find_mistake().startswith(f"{kind.value}: mean error 0.5")
+
+
+def test_a_gradient_of_rounding_errors_alone_is_right():
+    """Eager's relative error is as large as that of the solution: BatchNorm subtracts the bias."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw():
+        return 1e-7 * torch.randn(COUNT, generator=generator)
+
+    gradient = GradientQuantity("gradient of bias", Kind.PARAMETER_GRADIENT)
+    for _ in range(2):
+        gradient.begin_step(ReferenceTensor(draw(), 1e-16 * draw().double()))
+        gradient.compare(draw())
+    for _ in range(8):
+        gradient.compare_timed(draw(), draw())
+    assert gradient.find_mistake() is None
 
 
 def test_a_limit_of_each_element_also_limits_the_mean():
@@ -120,7 +160,7 @@ def test_a_limit_of_each_element_also_limits_the_mean():
     limit = torch.full((COUNT,), 0.25)
     output = ReferenceTensor(SIGNS, SIGNS.double(), element_limits=limit)
     assert output.requirements.limits.budget.mean_limit < 1e-5
-    assert output.requirements.other_draws.budget.mean_limit == pytest.approx(0.25)
+    assert output.requirements.other_draws.budget().mean_limit == pytest.approx(0.25)
 
 
 def test_without_float64_the_mean_is_not_limited():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from referee.comparison.budget import Budget
-from referee.comparison.quantity import Kind, Quantity
+from referee.comparison.quantity import GradientQuantity, Kind
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.comparison.second_look import find_excused
 from referee.reference.other_roundings import OtherRoundings
@@ -213,7 +213,30 @@ y = torch.relu(y + self.conv.bias[:, None]).view(x.shape[0], 16, x.shape[2] - 2,
 return nn.functional.max_pool2d(y, 2)
 """
 SORTS = "return torch.sort(self.fc(x), 1)[0]"
+NORMALIZED = "return torch.relu(self.norm(self.fc(x)))"
+BATCH_NORM = "self.fc = nn.Linear(256, 192)"
+BATCH_NORM += "\nself.norm = nn.BatchNorm1d(192, track_running_stats=False)"
+LAYER_NORM = "self.fc, self.norm = nn.Linear(256, 192), nn.LayerNorm(192)"
+NORMALIZED_IN_OTHER_ORDER = """
+z = linear(self.fc, x)
+z = z - z.flip(DIM).mean(DIM, keepdim=True)
+variance = z.square().flip(DIM).mean(DIM, keepdim=True)
+z = z * torch.rsqrt(variance + self.norm.eps)
+return torch.relu(z * self.norm.weight + self.norm.bias)
+"""
 HONEST = {
+    "batch_norm": (
+        NORMALIZED,
+        BATCH_NORM,
+        "[torch.randn(4096, 256)]",
+        OTHER_ORDER + module(NORMALIZED_IN_OTHER_ORDER.replace("DIM", "0"), BATCH_NORM),
+    ),
+    "layer_norm": (
+        NORMALIZED,
+        LAYER_NORM,
+        "[torch.randn(4096, 256)]",
+        OTHER_ORDER + module(NORMALIZED_IN_OTHER_ORDER.replace("DIM", "1"), LAYER_NORM),
+    ),
     "mlp": (MLP, MLP_INIT, "[torch.randn(128, 256)]", MLP_IN_OTHER_ORDER),
     "pool": (POOL, CONV, "[torch.randn(8, 8, 34, 34)]", module(UNFOLDED, CONV)),
     "sort": (
@@ -244,9 +267,9 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         (rounded, 0.0, False),
         (rounded, 1e-2, True),
     ):
-        quantity = Quantity("gradient of x", Kind.INPUT_GRADIENT)
+        quantity = GradientQuantity("gradient of x", Kind.INPUT_GRADIENT)
         quantity.begin_step(ReferenceTensor(eager, exact))
         quantity.compare_timed(eager, eager)  # a right draw
         for _ in range(8):
-            quantity.compare_timed(got, eager, None, lambda error=error_of_other_roundings: error)
+            quantity.compare_timed(got, eager, lambda error=error_of_other_roundings: error)
         assert (quantity.find_mistake() is None) == is_right
