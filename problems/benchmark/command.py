@@ -9,16 +9,16 @@ from datetime import datetime, timezone
 import torch
 
 from problems.benchmark import pages, report, tree
-from problems.benchmark.choose_again import choose_again
 from problems.benchmark.measure_host import measure_host
 from problems.benchmark.measure_import import measure_import
 from problems.benchmark.measure_linear import measure_linear
 from problems.benchmark.measure_operands import measure_operands
-from problems.benchmark.measure_path_grid import measure_path_grid
-from problems.benchmark.measure_paths import measure_paths
 from problems.benchmark.options import MEASUREMENTS, PROGRAM, make_parser
-from problems.benchmark.path_calls import check_device
-from problems.benchmark.paths_tables import summary
+from problems.benchmark.paths.choose_again import choose_again
+from problems.benchmark.paths.measure_path_grid import measure_path_grid
+from problems.benchmark.paths.measure_paths import measure_paths
+from problems.benchmark.paths.path_calls import check_device
+from problems.benchmark.paths.products_table import summary
 from problems.benchmark.tables import TABLES
 from problems.benchmark.views import dtype_and_setting
 from referee.records import as_json, environment

@@ -29,8 +29,8 @@ dtype, precision   of the linear module's and ReLU's tensors; the precision is "
 rows               a dictionary for each row of the measurement. Times are in seconds. "ratio" is
                    the median over the rounds of eager's time / ours. Errors are in the unit u of
                    problems/benchmark/measure_operands.py. The keys of `paths` are explained in
-                   problems/benchmark/measure_paths.py, and those of `path-grid` in
-                   problems/benchmark/grid_rows.py.
+                   problems/benchmark/paths/measure_paths.py, and those of `path-grid` in
+                   problems/benchmark/paths/grid_rows.py.
 """
 
 import argparse

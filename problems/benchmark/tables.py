@@ -3,13 +3,13 @@
 Each function of `TABLES` takes the rows of a file that `--json` wrote, and returns rows of cells,
 of which the first has the columns' titles. Tables of this project's and eager's times have the same
 columns in the same order: this project's time, eager's time, and the speedup, which is eager's time
-/ this project's. The tables of `paths` and `path-grid` are in paths_tables.py and grid_table.py.
+/ this project's. The tables of `paths` and `path-grid` are in the folder paths/.
 """
 
 from collections.abc import Callable
 
-from problems.benchmark.grid_table import path_grid_table
-from problems.benchmark.paths_tables import paths_table
+from problems.benchmark.paths.grid_table import path_grid_table
+from problems.benchmark.paths.products_table import paths_table
 
 Cells = list[list[str]]  # rows of cells
 

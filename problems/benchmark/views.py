@@ -6,7 +6,7 @@ files these are, and how a page names a view.
 
 from collections.abc import Callable, Iterator
 
-from problems.benchmark.paths_tables import exceptions_table, summary
+from problems.benchmark.paths.products_table import exceptions_table, summary
 from problems.benchmark.tables import TABLES, Cells
 from problems.linear_yardsticks import THREE_PRODUCTS
 from referee.call_names import COMPILED

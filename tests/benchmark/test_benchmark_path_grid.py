@@ -6,20 +6,13 @@ import re
 import pytest
 import torch
 
-from problems.benchmark import (
-    command,
-    grid,
-    measure_path_grid,
-    pages,
-    path_calls,
-    products,
-    views,
-)
-from problems.benchmark.choose_again import GPUS
+from problems.benchmark import command, pages, views
 from problems.benchmark.clock import CpuClock
-from problems.benchmark.grid_rows import NOT_TIMED, TimedProduct, as_row, read_row
-from problems.benchmark.grid_table import path_grid_table
-from problems.benchmark.products import Product
+from problems.benchmark.paths import grid, measure_path_grid, path_calls, products
+from problems.benchmark.paths.choose_again import GPUS
+from problems.benchmark.paths.grid_rows import NOT_TIMED, TimedProduct, as_row, read_row
+from problems.benchmark.paths.grid_table import path_grid_table
+from problems.benchmark.paths.products import Product
 from referee.report import markdown
 from tests.support.processes import ROOT
 

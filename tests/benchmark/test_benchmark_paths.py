@@ -6,17 +6,10 @@ import pytest
 import torch
 
 from model_new import linear_ops
-from problems.benchmark import (
-    command,
-    measure_paths,
-    path_calls,
-    paths_tables,
-    products,
-    rounds,
-    views,
-)
-from problems.benchmark.choice import chosen_paths
-from problems.benchmark.choose_again import GPUS
+from problems.benchmark import command, rounds, views
+from problems.benchmark.paths import measure_paths, path_calls, products, products_table
+from problems.benchmark.paths.choice import chosen_paths
+from problems.benchmark.paths.choose_again import GPUS
 from problems.benchmark.tables import TABLES
 from referee.report import markdown
 from tests.support.processes import KERNELS
@@ -63,7 +56,7 @@ SUMMARY = (
 
 def test_the_table_and_the_summary_of_paths_compare_the_chosen_path_with_the_fastest():
     assert TABLES["paths"](ROWS) == CELLS
-    assert paths_tables.summary(ROWS) == SUMMARY
+    assert products_table.summary(ROWS) == SUMMARY
 
 
 def test_a_page_shows_the_worst_choices_that_are_not_good(monkeypatch):
@@ -81,9 +74,9 @@ def test_a_page_shows_the_worst_choices_that_are_not_good(monkeypatch):
     assert summary == SUMMARY
     assert table == markdown.table(CELLS[:2])
 
-    monkeypatch.setattr(paths_tables, "EXCEPTIONS", 1)
+    monkeypatch.setattr(products_table, "EXCEPTIONS", 1)
     slower = {**ROWS[0], "seconds": {"skinny": 2e-5, "torch": 1e-5}, "m": 4}
-    [_, shown] = paths_tables.exceptions_table([*ROWS, slower])
+    [_, shown] = products_table.exceptions_table([*ROWS, slower])
     assert shown[2:5] == ["4", "16384", "256"]
 
 
@@ -128,7 +121,7 @@ def test_the_measurements_of_paths_need_a_gpu(what, capsys):
 
 
 def test_the_products_that_paths_times_are_on_both_sides_of_each_limit():
-    """If a limit moves beyond them, _PAIRS of problems/benchmark/products.py needs other sizes."""
+    """If a limit moves beyond them, _PAIRS of paths/products.py needs other sizes."""
     path_of = dict(zip(products.PRODUCTS, chosen_paths(products.PRODUCTS, H200), strict=True))
     pairs = zip(products.PRODUCTS[::2], products.PRODUCTS[1::2], strict=True)
     assert [pair for pair in pairs if path_of[pair[0]] == path_of[pair[1]]] == []

@@ -23,7 +23,7 @@ from problems.benchmark import (
     tree,
     views,
 )
-from problems.benchmark.grid_table import path_grid_table
+from problems.benchmark.paths.grid_table import path_grid_table
 from problems.benchmark.tables import TABLES
 from referee.report import by_role, markdown
 from referee.times.ratios import speed_up

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from model_new import linear_ops
-from problems.benchmark.paths import PATHS
+from problems.benchmark.paths.kernel_paths import PATHS
 from tests.support.compare import (
     assert_as_accurate,
     assert_same_bits,

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from problems.benchmark.choice import Gpu, chosen_paths
-from problems.benchmark.products import (
+from problems.benchmark.paths.choice import Gpu, chosen_paths
+from problems.benchmark.paths.products import (
     FLOAT16,
     FORWARD,
     FORWARD_OF_TRANSPOSED_X,

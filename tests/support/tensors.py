@@ -8,7 +8,7 @@ import torch
 
 from model import LinearReluDivide
 from model_new import LinearReluDivideNew, linear_ops
-from problems.benchmark.paths import KERNEL_PATHS
+from problems.benchmark.paths.kernel_paths import KERNEL_PATHS
 
 OPERATORS = torch.ops.relu_divide_kernels  # the import of model_new defines them
 
@@ -169,7 +169,7 @@ def has_code_for_gpu(path):
 
 @contextmanager
 def linear_path(name):
-    """Compute products on a GPU by one path: "auto", or one of problems/benchmark/paths.py."""
+    """Compute products on a GPU by one path: "auto", or one of `PATHS` of kernel_paths.py."""
     if name in KERNEL_PATHS and not has_code_for_gpu(name):
         pytest.skip(f"needs a GPU of compute capability {KERNEL_PATHS[name] / 10:.1f}")
     linear_ops.set_linear_path(name)

@@ -3,7 +3,7 @@
 //   out [M, N] = x [M, K] times weight [N, K] transposed
 //
 // run_gemm.h calls choose_path for the forward (with ReLU) and for the gradients of x and of weight
-// (without ReLU). problems/benchmark/print_paths.cpp includes this file alone, so it includes
+// (without ReLU). problems/benchmark/paths/print_paths.cpp includes this file alone, so it includes
 // neither torch nor CUDA.
 //
 // The tensor-core kernels are of two kinds:

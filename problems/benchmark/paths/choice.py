@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.build.toolchain import cxx_compiler
-from problems.benchmark.products import Product
+from problems.benchmark.paths.products import Product
 from problems.benchmark.tree import ROOT
 
 SOURCE = Path(__file__).with_name("print_paths.cpp")

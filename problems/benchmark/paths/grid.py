@@ -7,7 +7,7 @@ from those that only torch wins to those that only our kernels win.
 import itertools
 from dataclasses import dataclass
 
-from problems.benchmark.products import (
+from problems.benchmark.paths.products import (
     FLOAT16,
     FORWARD,
     FORWARD_OF_TRANSPOSED_X,

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from problems.benchmark.choice import Gpu
-from problems.benchmark.paths import KERNEL_PATHS, MEASURED_CAPABILITIES
-from problems.benchmark.products import FORWARD_OF_TRANSPOSED_X, GRADIENT_OF_X, Product
+from problems.benchmark.paths.choice import Gpu
+from problems.benchmark.paths.kernel_paths import KERNEL_PATHS, MEASURED_CAPABILITIES
+from problems.benchmark.paths.products import FORWARD_OF_TRANSPOSED_X, GRADIENT_OF_X, Product
 
 Call = Callable[[Tensor], object]  # takes the first operand
 

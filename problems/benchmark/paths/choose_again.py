@@ -8,8 +8,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from problems.benchmark.choice import Gpu, chosen_paths
-from problems.benchmark.grid_rows import as_row, read_row
+from problems.benchmark.paths.choice import Gpu, chosen_paths
+from problems.benchmark.paths.grid_rows import as_row, read_row
 from referee.records import as_json
 from referee.report import files
 

@@ -7,11 +7,11 @@ from statistics import median
 
 import torch
 
-from problems.benchmark import grid, path_calls
-from problems.benchmark.choice import chosen_paths
 from problems.benchmark.clock import CudaClock, WarmCudaClock
-from problems.benchmark.grid_rows import TimedProduct, as_row
-from problems.benchmark.products import Product
+from problems.benchmark.paths import grid, path_calls
+from problems.benchmark.paths.choice import chosen_paths
+from problems.benchmark.paths.grid_rows import TimedProduct, as_row
+from problems.benchmark.paths.products import Product
 from problems.benchmark.rounds import time_rounds
 
 ROUNDS = 5  # with a cold L2

@@ -2,9 +2,9 @@
 
 from statistics import geometric_mean
 
-from problems.benchmark.grid_rows import STATES, TimedProduct, read_row
-from problems.benchmark.paths_tables import kind
-from problems.benchmark.products import Product
+from problems.benchmark.paths.grid_rows import STATES, TimedProduct, read_row
+from problems.benchmark.paths.products import Product
+from problems.benchmark.paths.products_table import kind
 
 # A choice loses if its path takes more than this many times as long as torch.
 LOSING_RATIO = 1.03

@@ -13,8 +13,8 @@ from statistics import median
 
 import torch
 
-from problems.benchmark import path_calls, products
-from problems.benchmark.choice import chosen_paths
+from problems.benchmark.paths import path_calls, products
+from problems.benchmark.paths.choice import chosen_paths
 from problems.benchmark.rounds import time_in_turn
 
 

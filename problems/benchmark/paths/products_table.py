@@ -1,6 +1,6 @@
 """Tables and the summary of the results of `paths`. measure_paths.py explains a row of results."""
 
-from problems.benchmark.paths import PATHS
+from problems.benchmark.paths.kernel_paths import PATHS
 
 # The choice is good if the chosen path takes at most this many times as long as the fastest.
 GOOD_RATIO = 1.03

@@ -18,8 +18,8 @@ with a cold and with a warm L2. "-" means that this path was not timed for this 
 
 from dataclasses import dataclass
 
-from problems.benchmark.paths import PATHS
-from problems.benchmark.products import Product
+from problems.benchmark.paths.kernel_paths import PATHS
+from problems.benchmark.paths.products import Product
 
 STATES = ("cold", "warm")  # of the L2
 SIZES = ["M", "N", "K"]
