@@ -42,8 +42,8 @@ SOURCES = {
         "linear/fused_pass/fused_pass.cu",
         "linear/skinny/skinny.cu",
         "linear/transpose.cu",
-        "linear/sm80/launch.cu",
-        "linear/sm90/launch.cu",
+        "linear/sm80/linear_sm80.cu",
+        "linear/sm90/linear_sm90.cu",
     ],
 }
 

@@ -39,10 +39,10 @@ namespace kernels {
 enum class Path {
   // skinny.cu: float32 without tensor cores, for few rows of x. It is chosen for forwards alone.
   kSkinny,
-  // sm90/launch.cu: two tensor-core kernels by wgmma, for compute capability 9.0. They are
+  // linear_sm90.cu: two tensor-core kernels by wgmma, for compute capability 9.0. They are
   // gemm_fp16x3 for float32 at `highest`, and gemm_one_product for all other products.
   kSm90,
-  // sm80/launch.cu: fp16x3 by mma.sync, for compute capability 8.0 and newer. It is chosen on 8.0
+  // linear_sm80.cu: fp16x3 by mma.sync, for compute capability 8.0 and newer. It is chosen on 8.0
   // alone, but never ran on such a GPU. Tests run it on Hopper.
   kSm80,
   // torch's product, then the fused pass in place.

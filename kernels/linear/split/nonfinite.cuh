@@ -12,7 +12,7 @@
 // in double, in which products and sums of finite floats do not overflow. So a sum is infinite or
 // NaN only because of an element that is, and never because of the order of the sum.
 //
-// Called by launch_highest (sm90/launch.cu) and launch_chunk (sm80/launch.cu). Such rows are rare,
+// Called by launch_highest (linear_sm90.cu) and launch_chunk (linear_sm80.cu). Such rows are rare,
 // so the kernel ends quickly if there are none: it reads one flag after the GEMM of sm90/, and the
 // states of all rows after that of sm80/.
 

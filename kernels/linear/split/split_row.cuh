@@ -1,6 +1,6 @@
 // split_row: a warp, or a block, splits one row of a float32 matrix into hi and lo (split.cuh).
 //
-// split_x_kernel (sm90/split_x.cuh) splits x with it, and split_rows_kernel (sm80/launch.cu) splits
+// split_x_kernel (sm90/split_x.cuh) splits x with it, and split_rows_kernel (linear_sm80.cu) splits
 // x and the weight.
 //
 // The steps of split_row:

@@ -4,7 +4,7 @@
 //   x [m, k], weight [n, k]: split into hi and lo (split/split.cuh), row-major, with k padded to a
 //   multiple of 64
 //
-// launch_chunk (sm80/launch.cu) launches it. This file puts the kernel together:
+// launch_chunk (linear_sm80.cu) launches it. This file puts the kernel together:
 //
 //   config.cuh     constants
 //   mainloop.cuh   copies, fragments, products
@@ -48,8 +48,8 @@
 namespace kernels::sm80::gemm_fp16x3 {
 
 // The kernel: a block for each tile. k is the padded k. Matrix is always split::ScaledMatrix. The
-// kernel is a template because nvcc compiles templates only where they are used, and launch.cu uses
-// this one only if is_built().
+// kernel is a template because nvcc compiles templates only where they are used, and linear_sm80.cu
+// uses this one only if is_built().
 template <typename Matrix>
 __global__ void __launch_bounds__(Sm80Config::kThreads, 1)
     gemm_fp16x3_sm80_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,

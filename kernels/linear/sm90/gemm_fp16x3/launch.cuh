@@ -1,5 +1,5 @@
 // The two launches of gemm_fp16x3_sm90_kernel (kernel.cuh) for one chunk of rows of x, and the
-// workspace of float32 at `highest`. launch.cu says in which order kernels run.
+// workspace of float32 at `highest`. linear_sm90.cu says in which order kernels run.
 
 #pragma once
 

@@ -1,5 +1,5 @@
 // The launches of gemm_one_product_kernel (kernel.cuh) for one chunk of rows of x: one launch for
-// half types, and two for float32 at `high`. launch.cu, which says in which order all kernels run,
+// half types, and two for float32 at `high`. linear_sm90.cu says in which order all kernels run. It
 // calls these functions:
 //
 //   launch_half       half types         HalfMode or GradientMode

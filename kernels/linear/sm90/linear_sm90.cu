@@ -26,7 +26,7 @@
 //
 // The files of this folder:
 //
-//   launch.cu                            decides which kernels run, and in which order
+//   linear_sm90.cu                       decides which kernels run, and in which order
 //   split_x.cuh, sample_weight.cuh       split_x; split/split.cuh explains hi and lo
 //   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
 //   launch_gemm.cuh                      for the launches of both GEMM kernels
