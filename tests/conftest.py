@@ -15,8 +15,8 @@ import torch
 
 import model
 import run
-from referee.tests.seeds import seed_only_what_is_there
-from referee.tests.shared_server import share_server
+from referee.testing.seeds import seed_only_what_is_there
+from referee.testing.shared_server import share_server
 from tests.support.processes import copy_finished_builds
 from tests.support.sanitized_tests import mark_sanitized
 

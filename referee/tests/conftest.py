@@ -9,8 +9,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from referee.contestants import reading
-from referee.tests.seeds import seed_only_what_is_there
-from referee.tests.shared_server import share_server
+from referee.testing.seeds import seed_only_what_is_there
+from referee.testing.shared_server import share_server
 
 seed_only_what_is_there()
 

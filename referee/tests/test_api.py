@@ -10,8 +10,8 @@ import pytest
 
 import referee
 from referee import checks, engine
-from referee.tests.graded import grade
-from referee.tests.texts import IMPORTS, correct, module, reference, wrong
+from referee.testing.graded import grade
+from referee.testing.texts import IMPORTS, correct, module, reference, wrong
 
 FOLDER = Path(__file__).resolve().parent.parent
 

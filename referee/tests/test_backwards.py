@@ -8,8 +8,8 @@ import torch
 
 from referee.reference import reference_step
 from referee.reference.float64 import NO_ROOM_FOR_FLOAT64
-from referee.tests.graded import grade
-from referee.tests.texts import Table, correct, module, own_linear_relu, reference
+from referee.testing.graded import grade
+from referee.testing.texts import Table, correct, module, own_linear_relu, reference
 
 pytestmark = pytest.mark.slow
 FC = "self.fc = nn.Linear(256, 192)\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from referee.tests.graded import grade, quick_and_slow
-from referee.tests.texts import correct, module, reference, wrong
+from referee.testing.graded import grade, quick_and_slow
+from referee.testing.texts import correct, module, reference, wrong
 
 NORM = "self.norm = nn.BatchNorm1d(64)"
 FORWARD = "return self.norm(x)"

@@ -10,8 +10,8 @@ The comment at a text says what this cheat tries. Other kinds of cheats are in
 
 import pytest
 
-from referee.tests.graded import grade, quick_and_slow
-from referee.tests.texts import (
+from referee.testing.graded import grade, quick_and_slow
+from referee.testing.texts import (
     IS_TIMED,
     LINEAR,
     LINEAR_INIT,

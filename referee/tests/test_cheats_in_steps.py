@@ -2,8 +2,8 @@
 
 import pytest
 
-from referee.tests.graded import grade, quick_and_slow
-from referee.tests.texts import (
+from referee.testing.graded import grade, quick_and_slow
+from referee.testing.texts import (
     IS_TIMED,
     LINEAR,
     LINEAR_INIT,

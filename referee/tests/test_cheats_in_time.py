@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
-from referee.tests.graded import grade, quick_and_slow
-from referee.tests.texts import LATE_MODE, RELU, correct, module, reference
+from referee.testing.graded import grade, quick_and_slow
+from referee.testing.texts import LATE_MODE, RELU, correct, module, reference
 
 PLAIN = module("return torch.relu(x)")
 

@@ -7,8 +7,8 @@ another process writes new values into the parameters, too.
 
 import pytest
 
-from referee.tests.graded import grade, quick_and_slow
-from referee.tests.texts import LINEAR, LINEAR_INIT, RELU, correct, module, reference, wrong
+from referee.testing.graded import grade, quick_and_slow
+from referee.testing.texts import LINEAR, LINEAR_INIT, RELU, correct, module, reference, wrong
 
 # ---------------------------------------------------------------------- results of another call
 

@@ -11,8 +11,8 @@ import pytest
 from referee.contestants.reading import Reader, UnreadableError
 from referee.rounds import timed_requests
 from referee.rounds.early_elements import EarlyElements
-from referee.tests.graded import grade, quick_and_slow
-from referee.tests.texts import IS_TIMED, RELU, correct, module, wrong
+from referee.testing.graded import grade, quick_and_slow
+from referee.testing.texts import IS_TIMED, RELU, correct, module, wrong
 
 # The cheats fill their result with 7 before they return it, and compute later. On a GPU the referee
 # may see that some elements have changed since the call returned.

@@ -11,8 +11,8 @@ import pytest
 from referee.checks import timed_forwards
 from referee.contestants.state import State
 from referee.rounds import turns
-from referee.tests.graded import grade, quick_and_slow
-from referee.tests.texts import (
+from referee.testing.graded import grade, quick_and_slow
+from referee.testing.texts import (
     IS_TIMED,
     LINEAR,
     LINEAR_INIT,

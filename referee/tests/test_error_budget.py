@@ -13,7 +13,7 @@ from referee.reference.file import load
 from referee.reference.operators import Operators
 from referee.reference.problem import Problem
 from referee.reference.reference_step import StepArguments, draw_gradients, step_with_budgets
-from referee.tests.texts import IMPORTS, reference
+from referee.testing.texts import IMPORTS, reference
 
 INF = math.inf
 NAN = math.nan

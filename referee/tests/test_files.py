@@ -16,7 +16,7 @@ import pytest
 
 import referee
 from referee.report import files
-from referee.tests.mounts import mounted
+from referee.testing.mounts import mounted
 
 ROOT = Path(referee.__file__).resolve().parents[1]
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -20,7 +20,7 @@ from referee.program import arguments as arguments_module
 from referee.program import command, folder_workers, folders, fork_server
 from referee.program.pairs import pair
 from referee.report import folder_table, graded_files
-from referee.tests.texts import IMPORTS, module, reference
+from referee.testing.texts import IMPORTS, module, reference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RELU = IMPORTS + reference("return torch.relu(x)", "[torch.rand(8, 256)]")

@@ -6,8 +6,8 @@ those of TRUSTING rely on what README.md promises to a solution.
 
 import pytest
 
-from referee.tests.graded import grade, quick_and_slow
-from referee.tests.texts import correct, module, own_linear_relu, reference, wrong
+from referee.testing.graded import grade, quick_and_slow
+from referee.testing.texts import correct, module, own_linear_relu, reference, wrong
 
 DIVIDE = reference(
     "return torch.relu(self.fc(x)) / 3.0", "[torch.rand(64, 256)]", "self.fc = nn.Linear(256, 192)"

@@ -12,8 +12,8 @@ from referee.engine import Engine, referee_at_work
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
-from referee.tests.graded import remember_resources
-from referee.tests.texts import IMPORTS, reference
+from referee.testing.graded import remember_resources
+from referee.testing.texts import IMPORTS, reference
 from referee.times.round_limit import RoundLimit
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ inputs and outputs.
 
 import pytest
 
-from referee.tests.graded import grade
-from referee.tests.texts import Table, correct, module, reference, wrong
+from referee.testing.graded import grade
+from referee.testing.texts import Table, correct, module, reference, wrong
 
 # By name, a reference and the files that are graded against it.
 KINDS: dict[str, tuple[str, Table]] = {}

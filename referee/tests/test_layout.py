@@ -18,7 +18,7 @@ PACKAGE = Path(referee.__file__).parent
 # `referee/__init__` describes each part in a paragraph that begins with its name: "checks/: ...".
 PARTS = re.findall(r"^(\w+)/?: ", referee.__doc__, re.MULTILINE)
 # `pip install ./referee` leaves a copy of the package in build/.
-OTHERS = {"tests", "build"}
+OTHERS = {"tests", "testing", "build"}
 FILES = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in OTHERS]
 
 

@@ -8,8 +8,8 @@ import torch
 
 from referee.checks import step_memory, values
 from referee.contestants import free_memory
-from referee.tests.graded import grade
-from referee.tests.texts import RELU, correct, module
+from referee.testing.graded import grade
+from referee.testing.texts import RELU, correct, module
 
 CPU = torch.device("cpu")
 # The names of the files with a limit and the use, and the key of what Linux may take back.

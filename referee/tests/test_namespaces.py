@@ -17,9 +17,9 @@ from referee.grading import Options
 from referee.program import command
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.testing.graded import check, remember_resources
+from referee.testing.texts import IMPORTS, correct, module, reference, wrong
 from referee.tests.counters import Counter, until
-from referee.tests.graded import check, remember_resources
-from referee.tests.texts import IMPORTS, correct, module, reference, wrong
 from referee.times.round_limit import RoundLimit
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from referee.reference.file import BadReferenceError
 from referee.reference.unusual_inputs import ALTERED, unusual_inputs
 from referee.report import graded_files
 from referee.rounds.timed_requests import checked_seconds
-from referee.tests.graded import grade
-from referee.tests.texts import IMPORTS, correct, error, module, reference, wrong
+from referee.testing.graded import grade
+from referee.testing.texts import IMPORTS, correct, error, module, reference, wrong
 from referee.verdict import outcome
 from referee.verdict_words import ERROR
 

@@ -20,9 +20,9 @@ from referee.contestants.contestant import Contestant
 from referee.contestants.errors import RaisedError, UnstoppableError, WokenError
 from referee.contestants.pool import Pool
 from referee.contestants.role import Role
+from referee.testing.graded import grade
+from referee.testing.texts import error, module, reference
 from referee.tests.counters import Counter, until
-from referee.tests.graded import grade
-from referee.tests.texts import error, module, reference
 from referee.verdict import outcome
 from referee.verdict_words import ERROR
 

@@ -12,8 +12,8 @@ from referee.reference.file import BadReferenceError, NoRoomError, load
 from referee.reference.problem import Problem
 from referee.reference.reference_step import StepArguments, step_or_none
 from referee.reference.trivial_results import describe_trivial_results
-from referee.tests.graded import grade
-from referee.tests.texts import IMPORTS, correct, error, module, reference
+from referee.testing.graded import grade
+from referee.testing.texts import IMPORTS, correct, error, module, reference
 
 WIDE = reference("return torch.relu(x)", "[torch.rand(3, 131072)]")
 # Files that are no references. By name: the text, and what the line must contain.

@@ -10,8 +10,8 @@ from referee.comparison.quantity import GradientQuantity, Kind
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.comparison.second_look import find_excused
 from referee.reference.other_roundings import OtherRoundings
-from referee.tests.graded import grade
-from referee.tests.texts import correct, module, own_linear_relu, reference, wrong
+from referee.testing.graded import grade
+from referee.testing.texts import correct, module, own_linear_relu, reference, wrong
 
 CPU = torch.device("cpu")
 TERMS = 512

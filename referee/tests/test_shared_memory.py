@@ -12,8 +12,8 @@ from referee.contestants.contestant import Contestant
 from referee.contestants.mapping import Mapping
 from referee.contestants.pool import POOL_BYTES, Pool
 from referee.contestants.region import Region
-from referee.tests.graded import grade
-from referee.tests.texts import RELU, correct, module
+from referee.testing.graded import grade
+from referee.testing.texts import RELU, correct, module
 
 CPU = torch.device("cpu")
 VALUES = [

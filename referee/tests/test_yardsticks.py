@@ -18,8 +18,8 @@ from referee.eager_processes import EagerProcesses
 from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
+from referee.testing.texts import IMPORTS, RELU, module
 from referee.tests.counters import until
-from referee.tests.texts import IMPORTS, RELU, module
 from referee.times.round_limit import RoundLimit
 from referee.verdict_words import CORRECT
 

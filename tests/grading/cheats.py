@@ -1,7 +1,7 @@
 """Cheats at this project's two problems, as tables of files with the verdicts that they must get.
 
 A comment says how a cheat works, then comes the text, and then its row in a table. Most texts are
-the body of `forward`, of which `module` of referee/tests/texts.py makes a file. For example,
+the body of `forward`, of which `module` of referee/testing/texts.py makes a file. For example,
 module("return x.clone()") is
 
     class ModelNew(nn.Module):
@@ -17,7 +17,7 @@ that gains nothing is correct if its results are right.
 files. Cheats at other references are in `referee/tests/test_cheats*.py`.
 """
 
-from referee.tests.texts import LATE, LATE_MODE, Row, Table, correct, error, module, wrong
+from referee.testing.texts import LATE, LATE_MODE, Row, Table, correct, error, module, wrong
 from tests.grading.honest import PLAIN, linear
 
 # The cheats at ReLU, at Linear, and at ReLU on a GPU alone.

@@ -1,6 +1,6 @@
-"""Lets `run.py` grade a table of files (see `referee/tests/texts.py`), and checks the verdicts.
+"""Lets `run.py` grade a table of files (see `referee/testing/texts.py`), and checks the verdicts.
 
-`grade` of `referee/tests/graded.py` does the same for reference files, without `run.py`.
+`grade` of `referee/testing/graded.py` does the same for reference files, without `run.py`.
 """
 
 import json
@@ -11,8 +11,8 @@ import pytest
 
 import model
 import run
-from referee.tests.graded import check
-from referee.tests.texts import IMPORTS, Table
+from referee.testing.graded import check
+from referee.testing.texts import IMPORTS, Table
 
 # Marks tests that take minutes. They run only if the environment has KERNELS_GRADING=1.
 ONLY_ON_REQUEST = pytest.mark.skipif(

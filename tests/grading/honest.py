@@ -5,7 +5,7 @@ Longer honest solutions are files of `solutions/`. `test_solutions.py` grades al
 """
 
 import run
-from referee.tests.texts import module
+from referee.testing.texts import module
 from tests.support.processes import ROOT
 
 SOLUTIONS = ROOT / "tests" / "grading" / "solutions"

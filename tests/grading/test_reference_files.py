@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from referee.tests.texts import reference
+from referee.testing.texts import reference
 from tests.grading.cheats import LINEAR, RELU
 from tests.grading.graded import ONLY_ON_REQUEST, grade_with_run_py
 from tests.grading.honest import HONEST, PLAIN, SOLUTIONS

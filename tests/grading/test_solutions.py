@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from referee.contestants import free_memory
-from referee.tests.texts import error, module, wrong
+from referee.testing.texts import error, module, wrong
 from tests.grading.cheats import LINEAR, ON_GPU, RELU
 from tests.grading.graded import ONLY_ON_REQUEST, grade_with_run_py
 from tests.grading.honest import HONEST, PLAIN, SOLUTIONS

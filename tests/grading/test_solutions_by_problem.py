@@ -6,7 +6,7 @@ their own. In the texts, `x` is the input of the forward. Cheats are in `test_so
 
 import pytest
 
-from referee.tests.texts import Table, correct, module, own_linear_relu, wrong
+from referee.testing.texts import Table, correct, module, own_linear_relu, wrong
 from tests.grading.graded import ONLY_ON_REQUEST, grade_with_run_py
 from tests.grading.honest import linear
 

@@ -15,7 +15,7 @@ import torch
 import torch.utils.cpp_extension
 
 from kernels.build import cache
-from referee.tests.mounts import mounted
+from referee.testing.mounts import mounted
 from tests.support.tiny_build import (
     OTHER,
     SOURCES,

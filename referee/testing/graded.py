@@ -12,7 +12,7 @@ from referee.grading import Options
 from referee.reference.file import load
 from referee.reference.problem import Problem
 from referee.resources import Resources
-from referee.tests.texts import IMPORTS, Table
+from referee.testing.texts import IMPORTS, Table
 from referee.times.round_limit import RoundLimit
 
 
