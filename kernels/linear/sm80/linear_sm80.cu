@@ -57,9 +57,10 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
     split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,
                       int64_t k) {
   for (int64_t index = blockIdx.x; index < first.rows + second.rows; index += gridDim.x) {
-    const bool is_first = index < first.rows;
-    split::split_row(is_first ? first : second, split::Form::kWithLo,
-                     is_first ? index : index - first.rows, k, split::Splitter::kBlock);
+    const bool is_of_first = index < first.rows;
+    const Matrix& matrix = is_of_first ? first : second;
+    const int64_t row = is_of_first ? index : index - first.rows;
+    split::split_row(matrix, split::Form::kWithLo, row, k, split::Splitter::kBlock);
     __syncthreads();  // all threads have read the shared memory that the next row overwrites
   }
 }
@@ -110,11 +111,13 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
   return Sm80Workspace(call).bytes;
 }
 
+// Returns the rows of x in a chunk.
 int64_t rows_of_chunk(const LinearArguments& call) {
-  // Without a device the attribute is 0.
-  const int multiprocessors = std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
-  const Tiling tiling{Sm80Config::kTileRows, divide_up(call.n, Sm80Config::kTileColumns),
-                      multiprocessors};
+  Tiling tiling{};
+  tiling.rows_of_tile = Sm80Config::kTileRows;
+  tiling.weight_tiles = divide_up(call.n, Sm80Config::kTileColumns);
+  // A multiprocessor runs one block at a time. Without a device the attribute is 0.
+  tiling.tiles_of_wave = std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
   return choose_rows_of_chunk(call.m, tiling,
                               [&](int64_t rows) { return workspace_bytes(call, rows); });
 }

@@ -105,10 +105,10 @@ struct Copies {
 struct MmaFragments {
   static constexpr int kKStepBytes = Sm80Config::kMmaK * sizeof(__half);  // a row in a k-step
 
-  // The fragments of x have the indices k-step, fragment, Half, register.
+  // The indices of both arrays: k-step, fragment, Half, register.
   uint32_t a[2][Sm80Config::kXFragments][2][4];
-  // The fragments of the weight have the indices k-step, Half, fragment, register.
-  uint32_t b[2][2][Sm80Config::kWeightFragments][2];
+  uint32_t b[2][Sm80Config::kWeightFragments][2][2];
+
   // The address that this lane passes to ldmatrix, in the first stage and k-step. ldmatrix loads
   // four matrices of 8 rows by one vector, and lanes 8 i to 8 i + 7 pass the rows of matrix i:
   //
@@ -147,10 +147,11 @@ struct MmaFragments {
     static_assert(Sm80Config::kWeightFragments == 4, "two quarters load hi, and two load lo");
     const int half = quarter / 2;
     const int j = quarter % 2 * 2;
-    uint32_t (&target)[Sm80Config::kWeightFragments][2] = b[k_step][half];
+    uint32_t (&target)[2] = b[k_step][j][half];
+    uint32_t (&next_target)[2] = b[k_step][j + 1][half];
     const uint32_t place =
         stage + half * Sm80Config::kHalfBytes + j * (Sm80Config::kMmaN * Sm80Config::kRowBytes);
-    ptx::load_matrices(target[j][0], target[j][1], target[j + 1][0], target[j + 1][1],
+    ptx::load_matrices(target[0], target[1], next_target[0], next_target[1],
                        (b_address ^ k_step * kKStepBytes) + place);
   }
 };
@@ -186,23 +187,24 @@ struct Results {
   }
 
   // Adds the lo products of a fragment of x and all fragments of the weight.
-  __device__ void add_lo_products(const MmaFragments& f, int k_step, int fragment) {
-    multiply(f, k_step, fragment, kHi, kLo);
-    multiply(f, k_step, fragment, kLo, kHi);
+  __device__ void add_lo_products(const MmaFragments& operands, int k_step, int fragment) {
+    multiply(operands, k_step, fragment, kHi, kLo);
+    multiply(operands, k_step, fragment, kLo, kHi);
   }
 
   // Adds the hi products of a fragment of x and all fragments of the weight.
-  __device__ void add_hi_products(const MmaFragments& f, int k_step, int fragment) {
-    multiply(f, k_step, fragment, kHi, kHi);
+  __device__ void add_hi_products(const MmaFragments& operands, int k_step, int fragment) {
+    multiply(operands, k_step, fragment, kHi, kHi);
   }
 
  private:
   // Adds the products of hi or lo of a fragment of x and hi or lo of all fragments of the weight.
-  __device__ void multiply(const MmaFragments& f, int k_step, int fragment, Half half_a,
+  __device__ void multiply(const MmaFragments& operands, int k_step, int fragment, Half half_a,
                            Half half_b) {
 #pragma unroll
     for (int j = 0; j < Sm80Config::kWeightFragments; ++j) {
-      ptx::mma(accumulators[fragment][j], f.a[k_step][fragment][half_a], f.b[k_step][half_b][j]);
+      ptx::mma(accumulators[fragment][j], operands.a[k_step][fragment][half_a],
+               operands.b[k_step][j][half_b]);
     }
   }
 };
