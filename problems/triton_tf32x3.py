@@ -43,10 +43,12 @@ def _product_kernel(  # noqa: PLR0913, PLR0917, sizes and tiles are a kernel's a
     index = tl.program_id(0)
     # Tiles are numbered along M first, within a band of eight rows of tiles. So blocks that run at
     # the same time read the same few tiles of the weight, which stay in L2.
-    band = index // (8 * tiles_n)
-    band_rows = min(tiles_m - 8 * band, 8)  # the last band may have fewer than eight
-    tile_m = 8 * band + index % (8 * tiles_n) % band_rows
-    tile_n = index % (8 * tiles_n) // band_rows
+    band_tiles = 8 * tiles_n
+    first_row = index // band_tiles * 8  # of tiles, in the band of this tile
+    band_rows = min(tiles_m - first_row, 8)  # the last band may have fewer than eight
+    index_in_band = index % band_tiles
+    tile_m = first_row + index_in_band % band_rows
+    tile_n = index_in_band // band_rows
 
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -55,9 +57,9 @@ def _product_kernel(  # noqa: PLR0913, PLR0917, sizes and tiles are a kernel's a
     weight_tile = weight + columns[None, :] * k + depth[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for first in range(0, k, BLOCK_K):
-        is_inside = first + depth < k
-        a = tl.load(x_tile, mask=(rows[:, None] < m) & is_inside[None, :], other=0.0)
-        b = tl.load(weight_tile, mask=(columns[None, :] < n) & is_inside[:, None], other=0.0)
+        is_before_k = first + depth < k
+        a = tl.load(x_tile, mask=(rows[:, None] < m) & is_before_k[None, :], other=0.0)
+        b = tl.load(weight_tile, mask=(columns[None, :] < n) & is_before_k[:, None], other=0.0)
         total = tl.dot(a, b, total, input_precision="tf32x3")
         x_tile += BLOCK_K
         weight_tile += BLOCK_K

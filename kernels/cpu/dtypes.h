@@ -90,10 +90,10 @@ struct Float16 {
 
   static constexpr int32_t kBiasDifference = 112 << 23;  // in the exponent field of a float32
   static constexpr int32_t kOneHalf = 0x3f000000;        // 0.5f
+  static constexpr int32_t kInfinity = 0x7c00;           // in float16
 
   static constexpr float widen(uint16_t x) {
     constexpr int32_t kLeastNormal = 0x0400;
-    constexpr int32_t kInfinity = 0x7c00;
     const int32_t magnitude = x & 0x7fff;
     const int32_t subnormal = Float32::narrow(Float32::widen(kOneHalf + magnitude) - 0.5f);
     // Infinity and NaN have the exponent field 31, which becomes 255 = 31 + 2 * 112.
@@ -108,7 +108,7 @@ struct Float16 {
   static constexpr uint16_t narrow(float x) {
     constexpr int32_t kLeastNormal = 113 << 23;  // 2^-14
     constexpr int32_t kTooLarge = 143 << 23;     // 2^16, which rounds to infinity
-    constexpr int32_t kInfinity = 0x7f800000;
+    constexpr int32_t kInfinityOfFloat32 = 0x7f800000;
     const uint32_t bits = Float32::narrow(x);
     const int32_t magnitude = bits & 0x7fffffff;
     // The sum of two floats is rounded to nearest, so its last bits are the rounded mantissa.
@@ -117,12 +117,13 @@ struct Float16 {
     const int32_t last_bit = magnitude >> 13 & 1;
     const int32_t normal = (magnitude - kBiasDifference + 0xfff + last_bit) >> 13;
     const int32_t finite = select_if(magnitude < kLeastNormal, subnormal, normal);
-    const int32_t number = select_if(magnitude < kTooLarge, finite, 0x7c00);
-    // A NaN has the quiet bit, and the upper bits of the payload.
-    const int32_t nan = 0x200 | (magnitude >> 13 & 0x3ff);
-    const int32_t nan_or_zero = nan & ones_if<int32_t>(magnitude > kInfinity);
+    const int32_t finite_or_infinity = select_if(magnitude < kTooLarge, finite, kInfinity);
+    // A NaN is infinity with a mantissa: the quiet bit, and the upper bits of the payload.
+    const int32_t nan_mantissa = 0x200 | (magnitude >> 13 & 0x3ff);
+    const bool is_nan = magnitude > kInfinityOfFloat32;
+    const int32_t mantissa_if_nan = nan_mantissa & ones_if<int32_t>(is_nan);
     const int32_t sign = bits >> 16 & 0x8000;
-    return static_cast<uint16_t>(number | nan_or_zero | sign);
+    return static_cast<uint16_t>(finite_or_infinity | mantissa_if_nan | sign);
   }
 };
 

@@ -21,6 +21,21 @@ namespace {
 // The elements of a block. Their bits of a mask fill 8 bytes.
 constexpr int64_t kBlock = 64;
 
+#ifdef __SSE2__
+// Copies a block to `out`, which is aligned to 16 bytes, by non-temporal stores. An ordinary store
+// first reads the cache line that it is about to overwrite; a non-temporal store does not.
+template <typename T>
+void store_past_caches(const T* block, T* out) {
+  constexpr int64_t kElementsOfStore = sizeof(__m128i) / sizeof(T);
+  for (int64_t i = 0; i < kBlock; i += kElementsOfStore) {
+    // No `auto` pointers: they would lose __m128i's may_alias, and GCC would then take the stores
+    // to `block` for dead and remove them.
+    const __m128i vector = _mm_load_si128(reinterpret_cast<const __m128i*>(block + i));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), vector);
+  }
+}
+#endif
+
 // Calls map(i, x_block, out_block, mask_bytes) for each block of n elements:
 //
 //   i           the index of the block's first element, a multiple of kBlock
@@ -34,8 +49,7 @@ constexpr int64_t kBlock = 64;
 // be the same.
 //
 // If bypasses_caches, whole blocks are written by non-temporal stores, where the machine has them
-// and out is aligned to 16 bytes. An ordinary store first reads the cache line that it is about to
-// overwrite; a non-temporal store does not.
+// and out is aligned to 16 bytes.
 template <typename T, typename Map>
 void map_blocks(const T* x, T* out, int64_t n, [[maybe_unused]] bool bypasses_caches,
                 const Map& map) {
@@ -46,13 +60,7 @@ void map_blocks(const T* x, T* out, int64_t n, [[maybe_unused]] bool bypasses_ca
     for (; i + kBlock <= n; i += kBlock) {
       alignas(64) T block[kBlock];
       map(i, x + i, block, kMaskBytes);
-      constexpr int64_t kElementsOfStore = sizeof(__m128i) / sizeof(T);
-      for (int64_t j = 0; j < kBlock; j += kElementsOfStore) {
-        // No `auto` pointers: they would lose __m128i's may_alias, and GCC would then take the
-        // stores to `block` for dead and remove them.
-        const __m128i vector = _mm_load_si128(reinterpret_cast<const __m128i*>(block + j));
-        _mm_stream_si128(reinterpret_cast<__m128i*>(out + i + j), vector);
-      }
+      store_past_caches(block, out + i);
     }
     // Non-temporal stores are not ordered with ordinary ones. Without a fence, another thread could
     // learn that this one has ended before it sees the results.

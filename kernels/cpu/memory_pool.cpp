@@ -62,7 +62,7 @@ size_t cgroup_limit() {
   return SIZE_MAX;
 }
 
-// The most bytes that the pool may keep.
+// The most bytes that the pool may keep: an eighth of the memory, or none.
 size_t pool_capacity() {
   const char* const setting = getenv("KERNELS_CPU_POOL");
   if (setting != nullptr && strcmp(setting, "0") == 0) return 0;
@@ -78,12 +78,41 @@ bool is_address_space_limited() {
   return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
 
-// The free blocks: a linked list, the newest first. The mutex guards all members.
+// The free blocks: a linked list, the newest first.
 struct Pool {
-  std::mutex mutex;
+  const size_t capacity = pool_capacity();  // the most bytes of free blocks
+  std::mutex mutex;                         // guards the list
+
+  // Removes the newest block that has exactly `size` bytes of data, and returns it. Returns null if
+  // there is none.
+  Header* take(size_t size) {
+    const std::lock_guard lock(mutex);
+    for (Header** link = &first; *link != nullptr; link = &(*link)->next) {
+      if ((*link)->bytes == size) return remove(link);
+    }
+    return nullptr;
+  }
+
+  // Adds a block, and unmaps the oldest ones while the pool is larger than its capacity.
+  void add(Header* header) {
+    const std::lock_guard lock(mutex);
+    header->next = first;
+    first = header;
+    bytes += header->bytes;
+    while (bytes > capacity) unmap(remove_oldest());
+  }
+
+  // Unmaps all blocks. Returns whether there were any.
+  bool unmap_all() {
+    const std::lock_guard lock(mutex);
+    const bool has_any = first != nullptr;
+    while (first != nullptr) unmap(remove(&first));
+    return has_any;
+  }
+
+ private:
   Header* first = nullptr;
-  size_t bytes = 0;  // the size of all free blocks
-  const size_t capacity = pool_capacity();
+  size_t bytes = 0;  // the size of all blocks' data
 
   // Removes the block that *link points to from the list, and returns it.
   Header* remove(Header** link) {
@@ -93,24 +122,10 @@ struct Pool {
     return header;
   }
 
-  // Removes the newest block that has exactly `size` bytes. Returns null if there is none.
-  Header* remove_of_size(size_t size) {
-    for (Header** link = &first; *link != nullptr; link = &(*link)->next) {
-      if ((*link)->bytes == size) return remove(link);
-    }
-    return nullptr;
-  }
-
   Header* remove_oldest() {
     Header** link = &first;
     while ((*link)->next != nullptr) link = &(*link)->next;
     return remove(link);
-  }
-
-  void add(Header* header) {
-    header->next = first;
-    first = header;
-    bytes += header->bytes;
   }
 };
 
@@ -165,20 +180,14 @@ Header* map_block(size_t bytes) {
 void* take_memory(size_t bytes) {
   if (bytes > SIZE_MAX / 2) return nullptr;  // the sums below would overflow
   bytes = round_up_to_huge_pages(bytes);
-  Header* header = nullptr;
-  {
-    Pool& free_blocks = pool();
-    const std::lock_guard lock(free_blocks.mutex);
-    header = free_blocks.remove_of_size(bytes);
-  }
+  Header* header = pool().take(bytes);
   if (header == nullptr) header = map_block(bytes);
   return header == nullptr ? nullptr : data_of(header);
 }
 
 void give_memory(void* data) {
   Header* const header = header_of(data);
-  Pool& free_blocks = pool();
-  if (header->bytes > free_blocks.capacity || is_address_space_limited()) {
+  if (header->bytes > pool().capacity || is_address_space_limited()) {
     unmap(header);
     return;
   }
@@ -189,18 +198,10 @@ void give_memory(void* data) {
     unmap(header);
     return;
   }
-  const std::lock_guard lock(free_blocks.mutex);
-  free_blocks.add(header);
-  while (free_blocks.bytes > free_blocks.capacity) unmap(free_blocks.remove_oldest());
+  pool().add(header);
 }
 
-bool release_memory() {
-  Pool& free_blocks = pool();
-  const std::lock_guard lock(free_blocks.mutex);
-  const bool has_any = free_blocks.first != nullptr;
-  while (free_blocks.first != nullptr) unmap(free_blocks.remove(&free_blocks.first));
-  return has_any;
-}
+bool release_memory() { return pool().unmap_all(); }
 
 #else  // no huge pages, or no memory that the system may reclaim
 
