@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -72,6 +73,24 @@ GRIDS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@dataclass
+class Side:
+    """One operand, x or weight, while it is composed.
+
+    Attributes:
+        values: the rows, `[rows, K]`.
+        parts: the names of all that it is made of.
+    """
+
+    values: Tensor
+    parts: list[str]
+
+    def scale(self, factors: Tensor, name: str) -> None:
+        """Multiply the rows or the columns by factors that have this name."""
+        self.values = self.values * factors
+        self.parts.append(name)
+
+
 def operands(
     seed: int, m: int, k: int, n: int, device: str = "cpu"
 ) -> tuple[str, Tensor, Tensor, Tensor]:
@@ -84,54 +103,56 @@ def operands(
     """
     choose = random.Random(seed)
     draw = Draw(seed, device)
-    names = []
-    sides = []
-    for rows in (m, n):
-        parts, values = _unscaled_values(choose, draw, rows, k)
-        names.append(parts)
-        sides.append(values)
+    side_x = _unscaled_side(choose, draw, m, k)
+    side_weight = _unscaled_side(choose, draw, n, k)
     if choose.random() < 0.4:
-        name = choose.choice(list(COLUMN_SCALES))
-        scale = COLUMN_SCALES[name](draw, k)
-        for i, power in enumerate(choose.choice([(1, 0), (0, 1), (1, 1), (1, -1)])):
-            if power:
-                sides[i] = sides[i] * scale**power
-                names[i].append(name if power > 0 else f"{name}, inverse")
-    for i, rows in enumerate((m, n)):
+        _scale_columns(choose, draw, side_x, side_weight)
+    for side in (side_x, side_weight):
         if choose.random() < 0.2:
             name = choose.choice(list(ROW_SCALES))
-            sides[i] = sides[i] * ROW_SCALES[name](draw, rows)
-            names[i].append(name)
-    x, weight = (flush_tiny(side) for side in sides)
+            side.scale(ROW_SCALES[name](draw, len(side.values)), name)
+    x = flush_tiny(side_x.values)
+    weight = flush_tiny(side_weight.values)
+    names = [", ".join(side.parts) for side in (side_x, side_weight)]
     if choose.random() < 0.1:  # the second half of x repeats the first, that of weight undoes it
         half = k // 2
         x[:, half : 2 * half] = x[:, :half]
         weight[:, half : 2 * half] = -weight[:, :half]
-        names.append(["cancelling halves"])
+        names.append("cancelling halves")
     bias = draw.normal(n) * choose.choice([0.0, 1.0])
-    return "; ".join(", ".join(parts) for parts in names), x, weight, bias
+    return "; ".join(names), x, weight, bias
 
 
-def _unscaled_values(
-    choose: random.Random, draw: Draw, rows: int, k: int
-) -> tuple[list[str], Tensor]:
-    """Return x or weight before its rows and columns are scaled, after the names of its parts."""
+def _scale_columns(choose: random.Random, draw: Draw, x: Side, weight: Side) -> None:
+    """Scale the columns of x, of weight, of both, or of x and inversely of weight."""
+    name = choose.choice(list(COLUMN_SCALES))
+    factors = COLUMN_SCALES[name](draw, x.values.shape[1])
+    power_of_x, power_of_weight = choose.choice([(1, 0), (0, 1), (1, 1), (1, -1)])
+    if power_of_x == 1:
+        x.scale(factors, name)
+    if power_of_weight == 1:
+        weight.scale(factors, name)
+    elif power_of_weight == -1:
+        weight.scale(factors**-1, f"{name}, inverse")
+
+
+def _unscaled_side(choose: random.Random, draw: Draw, rows: int, k: int) -> Side:
+    """Return x or weight before its rows and columns are scaled."""
     name = choose.choice(list(DISTRIBUTIONS))
-    parts = [name]
-    values = DISTRIBUTIONS[name](draw, rows, k)
+    side = Side(DISTRIBUTIONS[name](draw, rows, k), [name])
     if choose.random() < 0.2:
         name = choose.choice(list(DISTRIBUTIONS))
         share = choose.choice([0.001, 0.03, 0.5])
         factor = 2.0 ** choose.randint(-10, 10)
         other = factor * DISTRIBUTIONS[name](draw, rows, k)
-        values = torch.where(draw.mask(share, rows, k), other, values)
-        parts.append(f"{share} of it {factor:g} {name}")
+        side.values = torch.where(draw.mask(share, rows, k), other, side.values)
+        side.parts.append(f"{share} of it {factor:g} {name}")
     if choose.random() < 0.2:
         name = choose.choice(list(GRIDS))
-        values = GRIDS[name](values)
-        parts.append(name)
+        side.values = GRIDS[name](side.values)
+        side.parts.append(name)
     if choose.random() < 0.4:
         name = choose.choice(list(KEPT))
-        values = values * KEPT[name](draw, rows, k)
-        parts.append(name)
-    return parts, values
+        side.values = side.values * KEPT[name](draw, rows, k)
+        side.parts.append(name)
+    return side
