@@ -80,9 +80,8 @@ def operands(draw, device, values, divisors, dtypes=FLOATING):
     x = properties.draw_tensor(draw, dtypes, values, properties.draw_layout(draw, (*rows, k)))
     weight = properties.draw_tensor(draw, (x.dtype,), values, properties.draw_layout(draw, (n, k)))
     bias = properties.draw_tensor(draw, (x.dtype,), values, properties.draw_layout(draw, (n,)))
-    return Operands(
-        x, weight, bias if draw(properties.booleans) else None, draw(choice_of(divisors))
-    )
+    has_bias = draw(properties.booleans)
+    return Operands(x, weight, bias if has_bias else None, draw(choice_of(divisors)))
 
 
 @st.composite
@@ -163,6 +162,24 @@ def exact_output(module, x):
     return Exact(torch.relu(z) / module.divisor, magnitudes / abs(module.divisor), x.shape[-1])
 
 
+def are_alike(errors, torch_errors):
+    """Return whether errors are finite, and at most NOISE times the reference's."""
+    for kind, factor in NOISE.items():
+        error = getattr(errors, kind)
+        if not (error < math.inf and error <= factor * getattr(torch_errors, kind)):
+            return False
+    return True
+
+
+def possible_roundings(dtype, terms, is_expanded):
+    """Return how many roundings of a result may add up; the arguments are `assert_accurate`'s."""
+    if dtype.itemsize == 2:
+        return 4
+    if is_expanded:
+        return 4 + terms / 2
+    return 4 + math.sqrt(terms)
+
+
 def assert_accurate(errors, torch_errors, dtype, terms, is_expanded=False):
     """Assert that a result is as accurate as the reference's.
 
@@ -182,19 +199,9 @@ def assert_accurate(errors, torch_errors, dtype, terms, is_expanded=False):
         is_expanded: whether an operand is expanded. A sum may then have equal terms, whose
             roundings all have one sign.
     """
-    is_alike = all(
-        getattr(errors, kind) < math.inf
-        and getattr(errors, kind) <= factor * getattr(torch_errors, kind)
-        for kind, factor in NOISE.items()
-    )
-    if dtype.itemsize == 2:
-        roundings = 4
-    elif is_expanded:
-        roundings = 4 + terms / 2
-    else:
-        roundings = 4 + math.sqrt(terms)
+    roundings = possible_roundings(dtype, terms, is_expanded)
     is_rounding = errors.relative <= roundings * torch.finfo(dtype).eps / 2
-    is_right = errors.wrong_elements == 0 or is_alike or is_rounding
+    is_right = errors.wrong_elements == 0 or are_alike(errors, torch_errors) or is_rounding
     assert is_right, f"{errors}, the reference's {torch_errors}"
 
 
@@ -225,7 +232,8 @@ def check_forward(device, data, values, divisors):
     assert_same_layout(got, want)
     is_expanded = 0 in (*case.x.layout.stride, *case.weight.layout.stride)
     exact = exact_output(reference, x)
-    errors, torch_errors = (exact.errors_of(out, setting) for out in (got, want))
+    errors = exact.errors_of(got, setting)
+    torch_errors = exact.errors_of(want, setting)
     assert_accurate(errors, torch_errors, x.dtype, exact.terms, is_expanded)
 
 
@@ -264,9 +272,9 @@ def exact_step(module, x, grad_output, direction, passes):
     n, k = module.linear.weight.shape
     m = passes.numel() // n
     results = [exact_output(module, x)]
-    of_x, of_weight, of_bias, second = zip(
-        step_gradients(*operands), step_gradients(*(t.abs() for t in operands)), strict=True
-    )
+    sums = step_gradients(*operands)
+    magnitudes = step_gradients(*(operand.abs() for operand in operands))
+    of_x, of_weight, of_bias, second = zip(sums, magnitudes, strict=True)
     results += [Exact(*of_x, terms=n), Exact(*of_weight, terms=m)]
     if module.linear.bias is not None:
         results.append(Exact(*of_bias, terms=m, is_product=False))
@@ -296,9 +304,8 @@ def test_gradients_are_as_accurate_as_in_the_reference(device, data):
     setting = data.draw(choice_of(PRECISIONS[device]))
     z, magnitudes = exact_sums(reference.linear, x)
     has_clear_sign = z.abs() > error_of_z(x.dtype, setting) * magnitudes
-    grad_output, direction = (
-        data.draw(like(tuple(t.shape), x.dtype, "normal")).make(device) for t in (z, x)
-    )
+    grad_output = data.draw(like(tuple(z.shape), x.dtype, "normal")).make(device)
+    direction = data.draw(like(tuple(x.shape), x.dtype, "normal")).make(device)
     is_expanded = any(0 in t.stride() for t in (x, reference.linear.weight, grad_output))
     grad_output = grad_output * has_clear_sign
     arguments = x, grad_output, direction
