@@ -355,6 +355,24 @@ def fp16_product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
     return torch.where(needs_tf32, tf32_product(x, weight, kernel), out)
 
 
+def fp16x3_product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
+    """Return x weight^T by three products of fp16, for a finite x.
+
+    Rows of weight that overflow are computed again.
+    """
+    e_x = exponents(maxima(x), kernel.x_target)
+    e_weight = weight_exponents(weight, kernel)
+    total = scaled_sum(x, weight, e_x, e_weight, kernel)
+    overflowed = ~torch.isfinite(total).all(0)
+    if kernel.recomputes and overflowed.any():
+        # The largest element of the whole row decides its scale, as for x.
+        rows = weight[overflowed]
+        e_rows = exponents(maxima(rows), kernel.x_target).clamp(max=kernel.max_exponent)
+        total[:, overflowed] = scaled_sum(x, rows, e_x, e_rows, kernel)
+        e_weight[overflowed] = e_rows
+    return torch.ldexp(total, -(e_x[:, None] + e_weight).double()).float()
+
+
 def nonfinite_product(x: Tensor, weight: Tensor) -> Tensor:
     """Return x weight^T where it is not finite: finite elements count by their signs alone."""
     x, weight = (torch.where(torch.isfinite(rows), rows.sign(), rows) for rows in (x, weight))
@@ -365,26 +383,13 @@ def product(x: Tensor, weight: Tensor, kernel: Kernel) -> Tensor:
     """Return x weight^T in float32, as the kernel computes it."""
     if kernel.products == 1:
         return fp16_product(x, weight, kernel)
-    x_is_nonfinite = ~torch.isfinite(x).all(1)
+    x_is_nonfinite = ~torch.isfinite(x).all(1)[:, None]
     weight_is_nonfinite = ~torch.isfinite(weight).all(1)
-    e_x = exponents(maxima(x), kernel.x_target)
-    e_weight = weight_exponents(weight, kernel)
     # With an inf in x, each row of the weight would look as if it had overflowed.
-    finite_x = x.masked_fill(x_is_nonfinite[:, None], 0)
-    total = scaled_sum(finite_x, weight, e_x, e_weight, kernel)
-    overflowed = ~torch.isfinite(total).all(0)
-    if kernel.recomputes and overflowed.any():
-        # The largest element of the whole row decides its scale now, as for x.
-        needed = exponents(maxima(weight[overflowed]), kernel.x_target)
-        e_weight[overflowed] = needed.clamp(max=kernel.max_exponent)
-        total[:, overflowed] = scaled_sum(
-            finite_x, weight[overflowed], e_x, e_weight[overflowed], kernel
-        )
-    out = torch.ldexp(total, -(e_x[:, None] + e_weight).double()).float()
-    if kernel.recomputes:
-        is_nonfinite = x_is_nonfinite[:, None] | weight_is_nonfinite
-        out = torch.where(is_nonfinite, nonfinite_product(x, weight), out)
-    return out
+    out = fp16x3_product(x.masked_fill(x_is_nonfinite, 0), weight, kernel)
+    if not kernel.recomputes:
+        return out
+    return torch.where(x_is_nonfinite | weight_is_nonfinite, nonfinite_product(x, weight), out)
 
 
 def epilogue(product: Tensor, bias: Tensor, divisor: float) -> Tensor:
