@@ -86,14 +86,31 @@ def assert_is_relu(got, x):
         assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
+def whole_memory(x):
+    """Return all memory of a tensor as bytes, with the gaps of a strided view."""
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+
+
+def fill_free_memory(size, device):
+    """Fill free memory with 0xff, which is NaN in every float dtype.
+
+    A new tensor of about `size` bytes then holds NaN until it is written.
+    """
+    if size < 1 << 20:  # the C library may return any of its small blocks
+        sizes = range(size, size + 1024, 64)
+    elif size < 1 << 25:
+        sizes = [size] * 4
+    else:  # the C library maps new pages for these
+        sizes = [size]
+    blocks = [torch.full((n,), 0xFF, dtype=torch.uint8, device=device) for n in sizes]
+    del blocks
+
+
 def checked_call(call, tensors, size):
     """Return the results of a call; assert that they have new memory, and no tensor has changed.
 
-    The whole memory of each tensor is compared, so also the gaps of a strided view.
-
-    Before the call, free memory is filled with 0xff, which is NaN in every float dtype. If the call
-    leaves an element of its result unwritten, the caller's comparison finds a NaN there. Several
-    blocks are filled because the C library may return any of its small ones.
+    If the call leaves an element of its result unwritten, the caller's comparison finds a NaN there
+    (`fill_free_memory`).
 
     Args:
         call: a function without arguments; it returns a tensor, or several.
@@ -104,25 +121,15 @@ def checked_call(call, tensors, size):
     def geometry(x):
         return x.shape, x.stride(), x.data_ptr()
 
-    before = []
     device = tensors[0].device
-    for x in tensors:
-        memory = torch.empty(0, dtype=torch.uint8, device=device).set_(x.untyped_storage())
-        before.append((geometry(x), memory, memory.clone()))
-    if size < 1 << 20:
-        sizes = range(size, size + 1024, 64)
-    elif size < 1 << 25:
-        sizes = [size] * 4
-    else:  # the C library maps new pages for these
-        sizes = [size]
-    blocks = [torch.full((n,), 0xFF, dtype=torch.uint8, device=device) for n in sizes]
-    del blocks
+    before = [(geometry(x), whole_memory(x).clone()) for x in tensors]
+    fill_free_memory(size, device)
     results = call()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    for x, (old_geometry, memory, values) in zip(tensors, before, strict=True):
+    for x, (old_geometry, old_memory) in zip(tensors, before, strict=True):
         assert geometry(x) == old_geometry
-        assert_same_bits(memory, values)
+        assert_same_bits(whole_memory(x), old_memory)
         assert not any(share_memory(result, x) for result in tree_leaves(results))
     return results
 
