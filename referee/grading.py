@@ -83,13 +83,14 @@ class Findings:
 
     # Set by check_own_gradients, read by check_gradients.
     is_forward_only: bool = False
-    # Set by check_values, read by time_forwards.
+    # Set by check_values, read there and by time_forwards.
     requirements: list[Requirements] = field(default_factory=list)
     # Set by check_other_inputs and check_case, read by check_gradients.
     relies_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
     times: TimesOfSetting | None = None
-    # Set by check_gradients, read by time_training_steps.
+    # Set by check_gradients, emptied by check_step_memory if a step raises, read by both and by
+    # time_training_steps.
     quantities: list[Quantity] = field(default_factory=list)
 
 

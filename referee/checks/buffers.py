@@ -6,6 +6,7 @@ forward and after a training step, within the usual error budget. Other buffers 
 
 from referee.call_names import MODULE
 from referee.checks.copied_results import room_for_copies
+from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_description, read_result
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import ReferenceTensor
@@ -29,6 +30,7 @@ def check_buffers(grading: Grading) -> None:
     locations = grading.resources.memory.input_locations(1)
     grading.solution.ask("run_forwards", call_name=MODULE, inputs=locations)
     grading.verdict.case_count += 1
+    check_intact(grading, "a forward")
     compare_buffers(grading, reference_buffers, "a forward")
     grading.resources.free_results(grading.solution)
 

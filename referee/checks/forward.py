@@ -63,7 +63,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     grading.write_inputs([case.inputs])
     grading.write_state()
     try:
-        reply = _ask(grading, reference_tensors, case.fill_new_tensors)
+        reply = _ask(grading, case, reference_tensors)
     except RaisedError as raised:
         _note_refusal(grading, case, raised)
         return EXCUSED
@@ -127,20 +127,13 @@ def _note_another_function(grading: Grading, case: Case, result: ComparedResult)
     grading.verdict.notes.append(f"differs from the reference for {case.name}")
 
 
-def _ask(
-    grading: Grading, reference_tensors: list[ReferenceTensor], fill_new_tensors: bool
-) -> dict:
-    """Call the solution; return its reply.
-
-    Args:
-        grading: the file under grading.
-        reference_tensors: the reference's results.
-        fill_new_tensors: whether torch fills new tensors with NaN meanwhile.
-    """
+def _ask(grading: Grading, case: Case, reference_tensors: list[ReferenceTensor]) -> dict:
+    """Call the solution as a case says; return its reply."""
     return grading.solution.ask(
         "run_checked_forward",
         inputs=grading.resources.memory.input_locations(1),
-        fill_new_tensors=fill_new_tensors,
+        fill_new_tensors=case.fill_new_tensors,
+        is_recorded=case.is_recorded,
         result_bytes=_bytes_of(reference_tensors),
         outputs=room_for_copies(grading, [tensor.requirements for tensor in reference_tensors]),
     )

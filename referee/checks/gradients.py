@@ -4,7 +4,8 @@ A training step has results and gradients; each of them is a `Quantity`, which r
 the solution's tensors are over several steps.
 
 A file is not wrong if gradients are missing or if its backward raises: a note says "forward
-only", and no training step is timed.
+only", and no training step is timed. But if such a file runs a forward that autograd records, the
+results must be right.
 """
 
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import torch
 
 from referee.checks.buffers import compare_buffers, prepare_buffers
 from referee.checks.copied_results import room_for_copies
+from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import draw_output_gradients, read_quantity
+from referee.comparison.case import Case
 from referee.comparison.quantity import Kind, Quantity, ResultQuantity, make_quantities
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
@@ -32,6 +35,7 @@ COMPARED_STEPS = 2  # training steps, each with new inputs
 COMPARED_AFTER_OWN_INPUTS = 1  # with has_own_cases: small inputs were compared before
 LEFT_TO_FULL = "gradients were compared at small sizes; --full compares and times them at this one"
 NO_ROOM = "no memory to compare gradients"
+RECORDED_FORWARD = "a forward that autograd records"
 OUT_OF_MEMORY = "forward only: its training step runs out of memory"
 
 
@@ -78,6 +82,7 @@ def check_gradients(grading: Grading) -> None:
     problem = grading.problem
     grading.findings.quantities = []
     if grading.findings.is_forward_only:
+        _check_recorded_forward(grading)
         return
     if problem.parameter_bytes > grading.options.largest_gradients:
         grading.verdict.notes.append(LEFT_TO_FULL)
@@ -94,8 +99,20 @@ def check_gradients(grading: Grading) -> None:
     if problem.float64_obstacle_in_steps:
         grading.verdict.notes.append(f"training step: {problem.float64_obstacle_in_steps}")
     grading.findings.quantities = outcome.quantities
-    if problem.needs_float64 and problem.file.has_own_cases:
+    if not outcome.quantities:
+        _check_recorded_forward(grading)
+    elif problem.needs_float64 and problem.file.has_own_cases:
         _note_errors_of_gradients(grading)
+
+
+def _check_recorded_forward(grading: Grading) -> None:
+    """Compare the results of a forward that autograd records, if gradients cannot be compared.
+
+    No other forward is recorded, and a module can see that: by `torch.is_grad_enabled()`.
+    """
+    grading.resources.free_results(grading.solution)  # of a step without gradients
+    case = Case(RECORDED_FORWARD, grading.draw_inputs(), required=False, is_recorded=True)
+    check_case(grading, case)
 
 
 def _note_errors_of_gradients(grading: Grading) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from referee.checks.gradients import BackwardRaisesError, ask_for_step
+from referee.checks.intact import check_intact
 from referee.checks.returned_results import is_in_shared_memory, read_result
 from referee.checks.solution_step import draw_output_gradients
 from referee.checks.values import MAX_HELD_BYTES, MAX_HELD_RESULTS, SHARE_FOR_HELD
@@ -94,6 +95,7 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     parameters = grading.reference.parameter_names()
     step = StepArguments(grading.reference.module, inputs, gradients, parameters)
     reply = ask_for_step(grading, step, quantities)
+    check_intact(grading, "a training step", with_gradients=True)
     held_tensors = []
     descriptions = reply["returned"][0]["results"]
     for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=False)):

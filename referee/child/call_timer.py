@@ -28,15 +28,18 @@ class CallTimer:
         """Wake torch's threads."""
         self._thread_waker.fill_(0)
 
-    def run_forwards(self, call: Callable, arguments_of_calls: list[list]) -> list:
-        """Time forwards that autograd does not record; return what each returns.
+    def run_forwards(
+        self, call: Callable, arguments_of_calls: list[list], are_recorded: bool = False
+    ) -> list:
+        """Time forwards; return what each returns.
 
         Args:
             call: the forward.
             arguments_of_calls: the arguments of each call.
+            are_recorded: whether autograd records them.
         """
         self._clock.get_ahead()
-        with torch.no_grad():
+        with torch.set_grad_enabled(are_recorded):
             return [self._clock.time(partial(call, *arguments)) for arguments in arguments_of_calls]
 
     def run_step(self, call: Callable, arguments: list, sources: list, gradients: list) -> list:

@@ -138,6 +138,7 @@ class RequestHandler:
         inputs: list[dict],
         result_bytes: int,
         fill_new_tensors: bool,
+        is_recorded: bool,
         outputs: list[dict] | None = None,
     ) -> dict:
         """Run one forward of the module in memory full of NaN; return a description of its results.
@@ -148,13 +149,16 @@ class RequestHandler:
             inputs: the location of the arguments, the only one of a list.
             result_bytes: the size of the results. As many bytes of free memory are filled with NaN.
             fill_new_tensors: whether torch fills every new tensor with NaN meanwhile.
+            is_recorded: whether autograd records the forward.
             outputs: a location for a copy of the results, as in `run_forwards`.
         """
         arguments = self._mapping.tensors(inputs[0])
+        if is_recorded:
+            arguments = with_gradient_leaves(arguments)
         fill_free_memory_with_nan(result_bytes, self._device)
         self._timer.wake_threads()
         with fill_new_tensors_with_nan() if fill_new_tensors else nullcontext():
-            returned = self._timer.run_forwards(self._held.module, [arguments])
+            returned = self._timer.run_forwards(self._held.module, [arguments], is_recorded)
         return self._reply_to_check(returned, outputs)
 
     def run_checked_step(

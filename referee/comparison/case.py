@@ -15,6 +15,7 @@ class Case:
         inputs: the arguments of the forward.
         required: whether the solution must take the inputs; otherwise it may raise.
         fill_new_tensors: whether torch fills new tensors with NaN during the forward.
+        is_recorded: whether autograd records the forward.
         may_differ: whether the solution may compute another function of these inputs, because it
             relies on how `get_inputs` draws.
     """
@@ -23,6 +24,7 @@ class Case:
     inputs: list
     required: bool = True
     fill_new_tensors: bool = False
+    is_recorded: bool = False
     may_differ: bool = False
 
 

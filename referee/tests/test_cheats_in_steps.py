@@ -7,6 +7,7 @@ from referee.testing.texts import (
     IS_TIMED,
     LINEAR,
     LINEAR_INIT,
+    RELU,
     correct,
     module,
     own_linear_relu,
@@ -34,6 +35,49 @@ AT_LINEAR = {
 @pytest.mark.parametrize("table", quick_and_slow(AT_LINEAR, "right_once", "right"))
 def test_gradients_that_are_right_in_one_step_alone_are_wrong(table, device, tmp_path):
     grade(LINEAR, table, tmp_path, device=device)
+
+
+# ---------------------------------------------------------- no gradients, and other results
+
+# Right without autograd, as a timed forward is. HERE runs when autograd records the forward.
+RECORDED = """
+if torch.is_grad_enabled():
+    HERE
+return torch.relu(x)
+"""
+# Has no right backward, but may have right results.
+RAISES_IN_BACKWARD = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise NotImplementedError("later")
+
+"""
+ZEROS = "^returns zeros: a forward that autograd records$"
+RAISES = "^forward only: its backward raises NotImplementedError: later"
+
+
+def when_recorded(here: str) -> str:
+    """Return the text of a module that runs the line `here` when autograd records it."""
+    return RAISES_IN_BACKWARD + module(RECORDED.replace("HERE", here))
+
+
+AT_RELU = {
+    "zeros": wrong(when_recorded("return torch.zeros_like(x)"), ZEROS),
+    "zeros_then_raises": wrong(when_recorded("return Own.apply(0 * x)"), ZEROS),
+    "no_graph": correct(when_recorded("return torch.relu(x).detach()"), "^forward only;"),
+    "raises_in_backward": correct(when_recorded("return Own.apply(torch.relu(x))"), RAISES),
+    "raises_in_forward": correct(when_recorded('raise NotImplementedError("later")'), RAISES),
+}
+
+
+@pytest.mark.parametrize("table", quick_and_slow(AT_RELU, "zeros", "no_graph"))
+def test_results_without_gradients_are_compared_when_autograd_records(table, device, tmp_path):
+    grade(RELU, table, tmp_path, device=device)
 
 
 # --------------------------------------------------------------------- memory that is not new
