@@ -49,13 +49,13 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
     gradients            gradients of inputs and parameters
     step_memory          results and gradients while later steps run
     timed_training_steps a forward and its backward beside eager's
-    forward, solution_step, returned_results, copied_results, intact, diagnosis
+    forward, solution_step, returned_results, copied_results, turn_memory, intact, diagnosis
                          functions that several checks use
 
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has
     timed_steps          a timed request of training steps
-    turns                the turns of a round: their order, and the memory that they share
+    turns                the turns of a round, in random order
     samples              the samples of all rounds; whether the solution's clock is false
     step_samples         samples of training steps, divided into forward and backward
     early_elements       elements of results, read before the clock stops

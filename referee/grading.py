@@ -89,8 +89,8 @@ class Findings:
     relies_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
     times: TimesOfSetting | None = None
-    # Set by check_gradients, emptied by check_step_memory if a step raises, read by both and by
-    # time_training_steps.
+    # Set by check_gradients, read by time_training_steps and check_step_memory, which empties it if
+    # a step raises.
     quantities: list[Quantity] = field(default_factory=list)
 
 

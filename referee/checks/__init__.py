@@ -14,6 +14,7 @@ The other files of this folder have the functions that several checks use:
     solution_step       gradients for a training step; its results and gradients
     returned_results    the form, the memory and the values of results
     copied_results      copies of results, where they cannot be read in place
+    turn_memory         the shared memory in a round, which each contestant finds unchanged
     intact              whether inputs, parameters and gradients of outputs are what was written
     diagnosis           what a wrong result is: zeros, a copy, an earlier result
 """

@@ -6,7 +6,7 @@ A round is:
        reference's results for them.
     2. The solution, eager twice, the yardsticks and the empty call take turns, in random order.
        Each process goes on, calls, replies and is stopped; `contestant` describes the clock.
-    3. After the solution's turn its whole results are compared, and its inputs and parameters.
+    3. In the solution's turn its whole results are compared, and its inputs and parameters.
 
 Short calls share a request: each has inputs and a result of its own. `comparison/__init__` has a
 picture of the classes that judge a result; here it begins at `Requirements`.
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 
 from referee.call_names import COMPILED, MODULE
-from referee.checks.copied_results import check_copies_stay
-from referee.checks.intact import check_eager_intact, check_intact
 from referee.checks.returned_results import check_results, read_result
+from referee.checks.turn_memory import filled_with_nan, turn, write_state_for_all
+from referee.contestants.contestant import Contestant
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
 from referee.message_lines import MAX_LINE_LENGTH
@@ -35,16 +35,7 @@ from referee.rounds.timed_requests import (
     time_empty,
     time_request,
 )
-from referee.rounds.turns import (
-    fill_with_nan,
-    in_random_order,
-    map_eagers_pages,
-    rewrite_inputs,
-    rewrite_small_memory,
-    timed_calls_of,
-    timed_rounds,
-    write_state_for_all,
-)
+from referee.rounds.turns import in_random_order, timed_calls_of, timed_rounds
 from referee.times.timings import TimesOfSetting, Timings
 from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
@@ -161,21 +152,20 @@ class _ForwardRunner:
     def _take_turn(self, timed_call: TimedCall, drawn: DrawnRound) -> Sample:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
-        rewrite_small_memory(grading)
         # Nobody reads what yardsticks and the empty call return.
         templates_of_calls = drawn.eager_results if timed_call.call == MODULE else None
-        timed = time_request(
-            grading.resources, timed_call, self._call_count, self._flush, templates_of_calls
-        )
-        if timed_call.contestant is grading.solution:
-            _compare_calls(grading, timed.reply["returned"], drawn, timed.early_elements)
-        timed_call.contestant.ask("release")
-        if timed_call.contestant is grading.solution:
-            # Only now, because finalizers of the results have run the solution's code.
-            check_eager_intact(grading)
-            rewrite_inputs(grading)
-            map_eagers_pages(grading)
+        with turn(grading, timed_call.contestant, _free_results):
+            timed = time_request(
+                grading.resources, timed_call, self._call_count, self._flush, templates_of_calls
+            )
+            if timed_call.contestant is grading.solution:
+                _compare_calls(grading, timed.reply["returned"], drawn, timed.early_elements)
         return timed.sample
+
+
+def _free_results(contestant: Contestant) -> None:
+    """Have a contestant free the results of its request; it keeps unused memory for later ones."""
+    contestant.ask("release")
 
 
 def _draw_round(grading: Grading, call_count: int) -> DrawnRound:
@@ -214,19 +204,17 @@ def _compare_calls(
         drawn: the calls' inputs and the reference's results.
         early_elements: the elements that were read before the clock stopped.
     """
-    check_intact(grading, "a timed call", len(returned))
-    fill_with_nan(grading, len(returned))
-    for call_index, returned_by_call in enumerate(returned):
-        descriptions = check_results(
-            grading, "a timed call", returned_by_call, drawn.eager_results[call_index]
-        )
-        for result_index, description in enumerate(descriptions):
-            index = ResultIndex(call_index, result_index)
-            got = read_result(grading, description, "a timed call", index)
-            if early_elements.differs(index, got):
-                raise NotCorrectError(WRONG, f"a timed call's {CHANGES_LATE}")
-            _compare_result(grading, got, drawn, index)
-    check_copies_stay(grading, "a timed call", len(returned))
+    with filled_with_nan(grading, "a timed call", len(returned)):
+        for call_index, returned_by_call in enumerate(returned):
+            descriptions = check_results(
+                grading, "a timed call", returned_by_call, drawn.eager_results[call_index]
+            )
+            for result_index, description in enumerate(descriptions):
+                index = ResultIndex(call_index, result_index)
+                got = read_result(grading, description, "a timed call", index)
+                if early_elements.differs(index, got):
+                    raise NotCorrectError(WRONG, f"a timed call's {CHANGES_LATE}")
+                _compare_result(grading, got, drawn, index)
 
 
 def _compare_result(

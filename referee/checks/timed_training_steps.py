@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 
 from referee.call_names import MODULE
-from referee.checks.copied_results import check_copies_stay
 from referee.checks.gradients import OUT_OF_MEMORY
-from referee.checks.intact import check_eager_intact, check_intact
+from referee.checks.intact import check_intact
 from referee.checks.solution_step import draw_output_gradients, read_quantity
+from referee.checks.turn_memory import filled_with_nan, turn, write_state_for_all
 from referee.comparison.quantity import Quantity, ResultQuantity
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
@@ -35,17 +35,7 @@ from referee.rounds.timed_requests import (
     plan_of,
 )
 from referee.rounds.timed_steps import count_kept_bytes, time_steps
-from referee.rounds.turns import (
-    fill_with_nan,
-    in_random_order,
-    map_eagers_pages,
-    only_compiled,
-    rewrite_inputs,
-    rewrite_small_memory,
-    timed_calls_of,
-    timed_rounds,
-    write_state_for_all,
-)
+from referee.rounds.turns import in_random_order, only_compiled, timed_calls_of, timed_rounds
 from referee.times.timings import StepTimings, Timings
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
@@ -166,21 +156,15 @@ class _StepRunner:
     def _take_turn(self, timed_call: TimedCall, drawn_steps: list[DrawnStep]) -> StepSample:
         """Time a request; compare the results and gradients if they are the solution's."""
         grading = self._grading
-        rewrite_small_memory(grading)
-        self._flush()
-        self._memory.begin_turn()
         templates_of_steps = None
         if timed_call.call == MODULE:  # nobody reads what others return
             templates_of_steps = [drawn.eager_results for drawn in drawn_steps]
-        timed = time_steps(grading, timed_call, self._step_count, templates_of_steps)
-        if timed_call.contestant is grading.solution:
-            self._compare_request(timed.reply["returned"], drawn_steps, timed.early_elements)
-        self._memory.end_turn(timed_call.contestant)
-        if timed_call.contestant is grading.solution:
-            # Only now, because finalizers of the results have run the solution's code.
-            check_eager_intact(grading)
-            rewrite_inputs(grading)
-            map_eagers_pages(grading)
+        with turn(grading, timed_call.contestant, self._memory.end_turn):
+            self._flush()
+            self._memory.begin_turn()
+            timed = time_steps(grading, timed_call, self._step_count, templates_of_steps)
+            if timed_call.contestant is grading.solution:
+                self._compare_request(timed.reply["returned"], drawn_steps, timed.early_elements)
         return timed.step_sample
 
     def _compare_request(
@@ -197,13 +181,11 @@ class _StepRunner:
             NotCorrectError: something is wrong.
             ChangingShapeError: the reference's results have other shapes than in other draws.
         """
-        check_intact(self._grading, "a timed step", len(returned), with_gradients=True)
-        fill_with_nan(self._grading, len(returned))
-        for call_index, (returned_by_step, drawn) in enumerate(
-            zip(returned, drawn_steps, strict=True)
-        ):
-            self._compare_step(call_index, returned_by_step["results"], drawn, early_elements)
-        check_copies_stay(self._grading, "a timed step", len(returned))
+        with filled_with_nan(self._grading, "a timed step", len(returned), with_gradients=True):
+            for call_index, (returned_by_step, drawn) in enumerate(
+                zip(returned, drawn_steps, strict=True)
+            ):
+                self._compare_step(call_index, returned_by_step["results"], drawn, early_elements)
         for quantity in self.quantities:
             if quantity.is_wrong_in_one_step:
                 raise NotCorrectError(WRONG, f"a timed step's {quantity.find_mistake()}")

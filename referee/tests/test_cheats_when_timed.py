@@ -4,13 +4,14 @@ The results and gradients of timed calls are compared, too, and so is the memory
 parameters.
 """
 
+from contextlib import contextmanager
 from textwrap import indent
 
 import pytest
 
-from referee.checks import timed_forwards
+from referee.checks import timed_forwards, turn_memory
+from referee.checks.turn_memory import turn
 from referee.contestants.state import State
-from referee.rounds import turns
 from referee.testing.graded import grade, quick_and_slow
 from referee.testing.texts import (
     IS_TIMED,
@@ -213,7 +214,7 @@ return y
 @pytest.mark.slow
 def test_inputs_that_change_late_are_written_again_before_the_next_turn(tmp_path, monkeypatch):
     """Small inputs are written before each turn anyhow; here none is small."""
-    monkeypatch.setattr(turns, "CACHED_BYTES", -1)
+    monkeypatch.setattr(turn_memory, "CACHED_BYTES", -1)
     time_request = timed_forwards.time_request
     are_whole = []
 
@@ -265,29 +266,23 @@ NORM_FORWARD = "return self.norm(x)"
 @pytest.mark.slow
 def test_buffers_that_a_forward_changes_are_written_again_before_each_turn(tmp_path, monkeypatch):
     """In training mode, a norm changes its statistics, which are buffers."""
-    rewrite, time_request = timed_forwards.rewrite_small_memory, timed_forwards.time_request
-    gradings = []
-    changed_before_rewrite = []
-    changed_before_turn = []
+    changed_before_turn, changed_by_eager = [], []
 
     def changed(states: list[State]) -> list[str]:
         return [name for state in states for name in state.changed_parameters(buffers=set())]
 
-    def look_and_rewrite(grading):
-        gradings.append(grading)
-        changed_before_rewrite.append(changed([grading.state]))
-        rewrite(grading)
+    @contextmanager
+    def look_at_turn(grading, *arguments):
+        states_of_eager = [eager.state for eager in grading.resources.eager.members]
+        with turn(grading, *arguments):
+            changed_before_turn.append(changed([grading.state, *states_of_eager]))
+            yield
+            changed_by_eager.append(changed(states_of_eager))
 
-    def look_and_time(resources, *arguments):
-        states = [gradings[-1].state, *(eager.state for eager in resources.eager.members)]
-        changed_before_turn.append(changed(states))
-        return time_request(resources, *arguments)
-
-    monkeypatch.setattr(timed_forwards, "rewrite_small_memory", look_and_rewrite)
-    monkeypatch.setattr(timed_forwards, "time_request", look_and_time)
+    monkeypatch.setattr(timed_forwards, "turn", look_at_turn)
     problem = reference(NORM_FORWARD, "[torch.rand(32, 64)]", NORM)
     grade(problem, {"plain": correct(module(NORM_FORWARD, NORM))}, tmp_path)
-    assert any(changed_before_rewrite)
+    assert any(changed_by_eager)
     assert not any(changed_before_turn), changed_before_turn
 
 
