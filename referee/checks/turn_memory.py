@@ -2,13 +2,13 @@
 
 A round of forwards or of training steps goes like this:
 
-write_state_for_all(...)                      the round begins; inputs are written, too
-for each contestant:
-    with turn(...):                           all memory has the round's values
-        the contestant is asked
-        if it is the solution:
-            with filled_with_nan(...):        its inputs and parameters are NaN
-                its results are compared
+    write_state_for_all(...)                      the round begins; inputs are written, too
+    for each contestant:
+        with turn(...):                           all memory has the round's values
+            the contestant is asked
+            if it is the solution:
+                with filled_with_nan(...):        its inputs and parameters are NaN
+                    its results are compared
 """
 
 from collections.abc import Callable, Iterator
