@@ -18,7 +18,7 @@ from referee.checks.copied_results import room_for_copies
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
-from referee.checks.solution_step import draw_output_gradients, read_quantity
+from referee.checks.solution_step import prepare_step, read_quantity
 from referee.comparison.case import Case
 from referee.comparison.quantity import Kind, Quantity, ResultQuantity, make_quantities
 from referee.contestants.descriptions import ResultIndex
@@ -184,11 +184,10 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
     """
     grading.latest_inputs = inputs
     has_changed_buffers = bool(grading.problem.changed_buffers)
-    drawn = draw_output_gradients(grading, inputs)
-    parameters = grading.reference.parameter_names()
-    step = StepArguments(grading.reference.module, inputs, drawn.gradients, parameters)
+    prepared = prepare_step(grading, inputs)
+    step = prepared.arguments
     if not quantities:
-        quantities = make_quantities(inputs, parameters, drawn.output_count)
+        quantities = make_quantities(inputs, step.parameters, prepared.output_count)
     if not _begin_step(grading, step, quantities):
         return NO_GRADIENTS_OF_REFERENCE
     if has_changed_buffers:
@@ -199,10 +198,10 @@ def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) ->
         return Outcome([], str(error))
     check_intact(grading, "the backward", with_gradients=True)
     descriptions = reply["returned"][0]["results"]
-    note = _note_on_missing_gradients(descriptions, quantities, drawn.output_count)
+    note = _note_on_missing_gradients(descriptions, quantities, prepared.output_count)
     if note:
         return Outcome([], note)
-    _compare_quantities(grading, quantities, reply, drawn.are_masked)
+    _compare_quantities(grading, quantities, reply, prepared.are_masked)
     if has_changed_buffers:
         compare_buffers(grading, grading.reference.buffers_after(inputs), "a training step")
     grading.resources.free_results(grading.solution)

@@ -1,4 +1,4 @@
-"""A training step of the solution: gradients to draw for it, results and gradients to read.
+"""A training step of the solution: arguments to draw for it, results and gradients to read.
 
 `gradients` compares such steps before anything is timed, and `timed_training_steps` while they are
 timed.
@@ -17,34 +17,35 @@ from referee.checks.returned_results import (
 from referee.comparison.quantity import Kind, Quantity
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
-from referee.reference.reference_step import draw_gradients
+from referee.reference.reference_step import StepArguments, draw_gradients
 
 
-class OutputGradients(NamedTuple):
-    """New gradients for the reference's outputs.
+class PreparedStep(NamedTuple):
+    """A training step that can be run.
 
     Attributes:
-        gradients: for each output that holds floats.
-        are_masked: whether they are zero wherever rounding decides if a gradient passes, as in
-            `Problem.where_gradients_pass`.
+        arguments: the module, the inputs, the outputs' gradients, and the names of the parameters.
+        are_masked: whether the outputs' gradients are zero wherever rounding decides if a gradient
+            passes, as in `Problem.where_gradients_pass`.
         output_count: the number of outputs, floats or not.
     """
 
-    gradients: list[torch.Tensor]
+    arguments: StepArguments
     are_masked: bool
     output_count: int
 
 
-def draw_output_gradients(grading: Grading, inputs: list) -> OutputGradients:
-    """Draw gradients for the reference's outputs."""
-    outputs = grading.reference.eager_results(inputs)
+def prepare_step(grading: Grading, inputs: list) -> PreparedStep:
+    """Draw gradients for the reference's outputs; return the step with these inputs."""
+    reference = grading.reference
+    outputs = reference.eager_results(inputs)
     gradients = draw_gradients(outputs)
-    output_count = len(outputs)
-    mask = grading.problem.where_gradients_pass(grading.reference.module, inputs)
+    mask = grading.problem.where_gradients_pass(reference.module, inputs)
     if mask is not None:
         for gradient in gradients:
             gradient.mul_(mask)
-    return OutputGradients(gradients, mask is not None, output_count)
+    arguments = StepArguments(reference.module, inputs, gradients, reference.parameter_names())
+    return PreparedStep(arguments, mask is not None, len(outputs))
 
 
 def read_quantity(

@@ -11,7 +11,7 @@ import torch
 from referee.checks.gradients import BackwardRaisesError, ask_for_step
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import is_in_shared_memory, read_result
-from referee.checks.solution_step import draw_output_gradients
+from referee.checks.solution_step import prepare_step
 from referee.checks.values import MAX_HELD_BYTES, MAX_HELD_RESULTS, SHARE_FOR_HELD
 from referee.comparison.compare import first_mismatch
 from referee.comparison.quantity import Kind
@@ -19,7 +19,6 @@ from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
-from referee.reference.reference_step import StepArguments
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 
@@ -91,10 +90,7 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     quantities = grading.findings.quantities
     inputs = grading.problem.draw()
     grading.latest_inputs = inputs
-    gradients = draw_output_gradients(grading, inputs).gradients
-    parameters = grading.reference.parameter_names()
-    step = StepArguments(grading.reference.module, inputs, gradients, parameters)
-    reply = ask_for_step(grading, step, quantities)
+    reply = ask_for_step(grading, prepare_step(grading, inputs).arguments, quantities)
     check_intact(grading, "a training step", with_gradients=True)
     held_tensors = []
     descriptions = reply["returned"][0]["results"]

@@ -13,7 +13,7 @@ import torch
 from referee.call_names import MODULE
 from referee.checks.gradients import OUT_OF_MEMORY
 from referee.checks.intact import check_intact
-from referee.checks.solution_step import draw_output_gradients, read_quantity
+from referee.checks.solution_step import prepare_step, read_quantity
 from referee.checks.turn_memory import filled_with_nan, turn, write_state_for_all
 from referee.comparison.quantity import Quantity, ResultQuantity
 from referee.contestants.descriptions import ResultIndex
@@ -256,8 +256,7 @@ def _draw_round(grading: Grading, step_count: int) -> list[DrawnStep]:
     grading.reference.redraw_values()
     inputs_of_steps = [problem.draw() for _ in range(step_count)]
     grading.latest_inputs = inputs_of_steps[0]
-    parameters = grading.reference.parameter_names()
-    drawn_steps = [_draw_step(grading, inputs, parameters) for inputs in inputs_of_steps]
+    drawn_steps = [_draw_step(grading, inputs) for inputs in inputs_of_steps]
     grading.write_inputs(inputs_of_steps)
     gradients_of_steps = [drawn.arguments.output_gradients for drawn in drawn_steps]
     resources.memory.write_output_gradients(gradients_of_steps)
@@ -265,16 +264,9 @@ def _draw_round(grading: Grading, step_count: int) -> list[DrawnStep]:
     return drawn_steps
 
 
-def _draw_step(grading: Grading, inputs: list, parameters: list[str]) -> DrawnStep:
-    """Draw the outputs' gradients of a training step, and run the reference's.
-
-    Args:
-        grading: the file under grading.
-        inputs: the step's inputs.
-        parameters: names of the parameters whose gradients are computed.
-    """
-    output_gradients = draw_output_gradients(grading, inputs).gradients
-    arguments = StepArguments(grading.reference.module, inputs, output_gradients, parameters)
+def _draw_step(grading: Grading, inputs: list) -> DrawnStep:
+    """Draw the outputs' gradients of a training step, and run the reference's."""
+    arguments = prepare_step(grading, inputs).arguments
     return DrawnStep(arguments, grading.reference.eager_results_of_step(arguments))
 
 

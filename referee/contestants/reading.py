@@ -12,11 +12,12 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ReadTimeoutError
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -26,6 +27,7 @@ from referee.contestants.free_memory import free_bytes
 from referee.contestants.libc import error_of_last_call, libc
 from referee.contestants.pool import Pool
 
+Key = TypeVar("Key", bound=Hashable)
 COPIED_AT_ONCE = 1 << 30  # bytes that one call of process_vm_readv copies
 # An entry of /proc/PID/pagemap, and its bit for a page that is in memory: see proc_pid_pagemap(5).
 PAGEMAP_BYTES = 8
@@ -233,43 +235,44 @@ class Reader:
         empty = torch.empty(0, dtype=dtype, device=data.device)
         return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
 
-    def read_elements(self, wanted: list[SomeElements]) -> list[torch.Tensor | None]:
+    def read_elements(self, wanted: dict[Key, SomeElements]) -> dict[Key, torch.Tensor]:
         """Return the bytes of some elements of several tensors.
 
         All elements come in one copy, because hundreds of small ones would take long.
 
         Args:
-            wanted: the tensors and the elements.
+            wanted: the tensors and the elements, by any keys.
 
         Returns:
-            For each tensor the bytes of its elements, one after the other; None if its description
-            fits no tensor or its memory cannot be read.
+            By the same keys, the bytes of each tensor's elements, one after the other. A tensor is
+            left out if there is none such as described, or if its memory cannot be read.
         """
         if self._device.type == "cuda":
             return self._read_gpu_elements(wanted)
-        places = [_find_places(elements) for elements in wanted]
+        places_of = {}
+        for key, elements in wanted.items():
+            with suppress(BadDescriptionError):
+                places_of[key] = _find_places(elements)
         try:
-            return self._copy_places(places)
+            return self._copy_places(places_of)
         except UnreadableError:  # one after the other, to find those that can be read
-            return [self._try_to_copy(its_places) for its_places in places]
+            bytes_of = {}
+            for key, places in places_of.items():
+                with suppress(UnreadableError):
+                    bytes_of |= self._copy_places({key: places})
+            return bytes_of
 
-    def _read_gpu_elements(self, wanted: list[SomeElements]) -> list[torch.Tensor | None]:
+    def _read_gpu_elements(self, wanted: dict[Key, SomeElements]) -> dict[Key, torch.Tensor]:
         """Do for a GPU what `read_elements` does."""
-        pieces_of_tensors: list[list[torch.Tensor] | None] = []
-        for elements in wanted:
-            try:
-                pieces_of_tensors.append(self._map_gpu_elements(elements))
-            except (BadDescriptionError, UnreadableError):
-                pieces_of_tensors.append(None)
-        pieces = [piece for its_pieces in pieces_of_tensors for piece in its_pieces or ()]
+        pieces_of = {}
+        for key, elements in wanted.items():
+            with suppress(BadDescriptionError, UnreadableError):
+                pieces_of[key] = self._map_gpu_elements(elements)
+        pieces = [piece for its_pieces in pieces_of.values() for piece in its_pieces]
         if not pieces:
-            return [None] * len(wanted)
-        read = torch.cat(pieces).cpu()
-        sizes = [
-            None if its_pieces is None else sum(map(len, its_pieces))
-            for its_pieces in pieces_of_tensors
-        ]
-        return _split(read, sizes)
+            return {}
+        sizes = {key: sum(map(len, its_pieces)) for key, its_pieces in pieces_of.items()}
+        return _split(torch.cat(pieces).cpu(), sizes)
 
     def _map_gpu_elements(self, elements: SomeElements) -> list[torch.Tensor]:
         """Return the bytes of each element without a copy.
@@ -284,33 +287,24 @@ class Reader:
         data = self._map_gpu_bytes(description, span_of(shape, strides, item_bytes), item_bytes)
         return bytes_of_elements(data, offsets, item_bytes)
 
-    def _copy_places(self, places: list["_Places | None"]) -> list[torch.Tensor | None]:
-        """Return copies of the bytes at several tensors' places; None where there are no places.
+    def _copy_places(self, places_of: dict[Key, "_Places"]) -> dict[Key, torch.Tensor]:
+        """Return copies of the bytes at several tensors' places.
 
         Raises:
             UnreadableError: some of the bytes cannot be read.
         """
-        sizes = [None if its_places is None else its_places.size for its_places in places]
         remote = [
-            _IoVector(address, its_places.item_bytes)
-            for its_places in places
-            if its_places is not None
-            for address in its_places.addresses
+            _IoVector(address, places.item_bytes)
+            for places in places_of.values()
+            for address in places.addresses
         ]
-        values = torch.empty(sum(size or 0 for size in sizes), dtype=torch.uint8)
+        sizes = {key: places.size for key, places in places_of.items()}
+        values = torch.empty(sum(sizes.values()), dtype=torch.uint8)
         if _are_present(self._pid, remote):  # then no page has to come, and no thread takes time
             copy_scattered(self._pid, remote, values.data_ptr())
         else:
             self._within_limit(lambda: copy_scattered(self._pid, remote, values.data_ptr()))
         return _split(values, sizes)
-
-    def _try_to_copy(self, places: "_Places | None") -> torch.Tensor | None:
-        """Return a copy of the bytes at one tensor's places; None if they cannot be read."""
-        try:
-            [copied] = self._copy_places([places])
-        except UnreadableError:
-            return None
-        return copied
 
     def can_read(self, description: dict) -> bool:
         """Return whether the tensor that a description describes can be read; forget it."""
@@ -409,12 +403,9 @@ class Reader:
             raise UnreadableError(str(error)) from None
 
 
-def _find_places(elements: SomeElements) -> _Places | None:
-    """Return where elements are; None if the description fits no tensor."""
-    try:
-        description = validated(elements.description)
-    except BadDescriptionError:
-        return None
+def _find_places(elements: SomeElements) -> _Places:
+    """Return where elements are; raise BadDescriptionError if no tensor is as described."""
+    description = validated(elements.description)
     item_bytes = getattr(torch, description["dtype"]).itemsize
     shape, strides, address = description["shape"], description["strides"], description["address"]
     addresses = [
@@ -423,17 +414,9 @@ def _find_places(elements: SomeElements) -> _Places | None:
     return _Places(addresses, item_bytes)
 
 
-def _split(values: torch.Tensor, sizes: list[int | None]) -> list[torch.Tensor | None]:
-    """Split bytes into consecutive parts of these sizes; None where the size is None."""
-    parts: list[torch.Tensor | None] = []
-    start = 0
-    for size in sizes:
-        if size is None:
-            parts.append(None)
-            continue
-        parts.append(values[start : start + size])
-        start += size
-    return parts
+def _split(values: torch.Tensor, sizes: dict[Key, int]) -> dict[Key, torch.Tensor]:
+    """Split bytes into consecutive parts of these sizes."""
+    return dict(zip(sizes, values.split(list(sizes.values())), strict=True))
 
 
 def _check_reach(byte_offset: int, size: int, allocation_size: int) -> None:

@@ -50,7 +50,8 @@ class EarlyElements:
         # elements are chosen while the clock runs.
         self._generator = random.Random(secrets.randbits(128))
         self._indices: dict[ResultIndex, list[int]] = {}
-        self._bytes: dict[ResultIndex, torch.Tensor] = {}  # of the elements with these indices
+        # The bytes of the elements with these indices; none of a result that cannot be read.
+        self._bytes: dict[ResultIndex, torch.Tensor] = {}
 
     def read(self, reply: dict) -> None:
         """Read some elements of the results of all calls, chosen at random."""
@@ -82,14 +83,11 @@ class EarlyElements:
             descriptions = returned_by_call["results"]
             sizes = _sizes_of(descriptions)
             for result_index, indices in choose_elements(sizes, count, self._generator).items():
-                wanted[ResultIndex(call_index, result_index)] = SomeElements(
-                    descriptions[result_index], indices
-                )
-        all_bytes = self._reader.read_elements(list(wanted.values()))
-        for index, its_bytes in zip(wanted, all_bytes, strict=True):
-            if its_bytes is not None:  # else the comparison reports why it cannot be read
-                self._indices[index] = wanted[index].indices
-                self._bytes[index] = its_bytes
+                index = ResultIndex(call_index, result_index)
+                self._indices[index] = indices
+                wanted[index] = SomeElements(descriptions[result_index], indices)
+        # The comparison reports why a result cannot be read.
+        self._bytes = self._reader.read_elements(wanted)
 
     def differs(self, index: ResultIndex, late_result: torch.Tensor) -> bool:
         """Return whether the elements that were read early have other bits in the whole result.
@@ -98,11 +96,10 @@ class EarlyElements:
             index: the result's index in the reply.
             late_result: the result as it was read after the clock had stopped.
         """
-        indices = self._indices.get(index)
-        if indices is None:
+        if index not in self._bytes:
             return False
         flat = as_indexable(late_result).reshape(-1)
-        late_values = flat[torch.tensor(indices, device=flat.device)].cpu()
+        late_values = flat[torch.tensor(self._indices[index], device=flat.device)].cpu()
         return not torch.equal(late_values.view(torch.uint8), self._bytes[index])
 
 

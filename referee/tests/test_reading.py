@@ -62,17 +62,16 @@ def test_tensors_of_another_process_are_read_in_any_layout(stopped, x):
     reader = Reader(stopped(), CPU, Pool(CPU))
     description = describe(x)
     assert torch.equal(reader.read_whole(description), x)
-    wanted = [
-        SomeElements({**description, "shape": [-1]}, [0]),
-        SomeElements(description, [0, x.numel() - 1]),
-        SomeElements({**description, "address": 8}, [0]),
-        SomeElements(description, [1]),
-    ]
-    bad, first_and_last, unreadable, second = reader.read_elements(wanted)
-    assert torch.equal(first_and_last.view(x.dtype), x.flatten()[[0, -1]])
-    assert torch.equal(second.view(x.dtype), x.flatten()[[1]])
-    assert bad is None
-    assert unreadable is None
+    wanted = {
+        "bad": SomeElements({**description, "shape": [-1]}, [0]),
+        "first and last": SomeElements(description, [0, x.numel() - 1]),
+        "unreadable": SomeElements({**description, "address": 8}, [0]),
+        "second": SomeElements(description, [1]),
+    }
+    read = reader.read_elements(wanted)
+    assert set(read) == {"first and last", "second"}
+    assert torch.equal(read["first and last"].view(x.dtype), x.flatten()[[0, -1]])
+    assert torch.equal(read["second"].view(x.dtype), x.flatten()[[1]])
 
 
 def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
@@ -88,7 +87,7 @@ def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
         start = time.monotonic()
         with pytest.raises(UnreadableError, match="does not come"):
             reader.read_whole(description)
-        assert reader.read_elements([SomeElements(description, [0])]) == [None]
+        assert reader.read_elements({"x": SomeElements(description, [0])}) == {}
         assert least_seconds <= time.monotonic() - start <= most_seconds
     release.set()
     reader.close()
@@ -134,7 +133,7 @@ def test_all_other_dtypes_can_be_read(stopped):
         if not hasattr(torch, name):
             continue
         x = bytes_of_all.view(getattr(torch, name))
-        [early] = reader.read_elements([SomeElements(describe(x), [0, 3])])
+        early = reader.read_elements({"x": SomeElements(describe(x), [0, 3])})["x"]
         whole = reader.read_whole(describe(x))
         late = reading.as_indexable(whole).reshape(-1)[torch.tensor([0, 3])]
         assert torch.equal(early, late.view(torch.uint8))
