@@ -242,18 +242,19 @@ def _compare_quantities(
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
-        if quantity.requirements:
-            prefix = f"{quantity.name}, recorded: "
-            index = ResultIndex(0, result_index)
-            got = read_quantity(grading, quantity, description, prefix, index)
-            check_complete(reply["elements"], result_index, got, quantity.name)
-            if isinstance(quantity, ResultQuantity):
-                inputs = grading.latest_inputs
-                quantity.compare(got, grading.reference.rounded_otherwise(inputs, result_index))
-            elif are_masked:
-                quantity.compare_strictly(got)
-            else:
-                quantity.compare(got)
+        if quantity.requirements is None:
+            continue
+        prefix = f"{quantity.name}, recorded: "
+        index = ResultIndex(0, result_index)
+        got = read_quantity(grading, quantity, description, prefix, index)
+        check_complete(reply["elements"], result_index, got, quantity.name)
+        if isinstance(quantity, ResultQuantity):
+            inputs = grading.latest_inputs
+            quantity.compare(got, grading.reference.rounded_otherwise(inputs, result_index))
+        elif are_masked:
+            quantity.compare_strictly(got)
+        else:
+            quantity.compare(got)
 
 
 def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict:

@@ -102,16 +102,16 @@ def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
     return timings
 
 
-class DrawnRound(NamedTuple):
-    """The calls of a round.
+class DrawnCall(NamedTuple):
+    """The arguments of a call and what the reference makes of them.
 
     Attributes:
-        inputs: the arguments of each call.
-        eager_results: the reference's results of each call.
+        inputs: the arguments.
+        eager_results: the reference's results.
     """
 
-    inputs: list[list]
-    eager_results: list[list[torch.Tensor]]
+    inputs: list
+    eager_results: list[torch.Tensor]
 
 
 class _ForwardRunner:
@@ -142,24 +142,25 @@ class _ForwardRunner:
 
     def run_round(self) -> dict[str, Sample]:
         """Run a round; return the timed calls' samples by name."""
-        drawn = _draw_round(self._grading, self._call_count)
+        drawn_calls = _draw_round(self._grading, self._call_count)
         samples = {}
         for timed_call in in_random_order(self._timed_calls):
-            samples[timed_call.name] = self._take_turn(timed_call, drawn)
+            samples[timed_call.name] = self._take_turn(timed_call, drawn_calls)
         self.samples.empty_samples.append(samples.pop(self._nothing.name))
         return samples
 
-    def _take_turn(self, timed_call: TimedCall, drawn: DrawnRound) -> Sample:
+    def _take_turn(self, timed_call: TimedCall, drawn_calls: list[DrawnCall]) -> Sample:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
-        # Nobody reads what yardsticks and the empty call return.
-        templates_of_calls = drawn.eager_results if timed_call.call == MODULE else None
+        templates_of_calls = None
+        if timed_call.call == MODULE:  # nobody reads what others return
+            templates_of_calls = [drawn.eager_results for drawn in drawn_calls]
         with turn(grading, timed_call.contestant, _free_results):
             timed = time_request(
                 grading.resources, timed_call, self._call_count, self._flush, templates_of_calls
             )
             if timed_call.contestant is grading.solution:
-                _compare_calls(grading, timed.reply["returned"], drawn, timed.early_elements)
+                _compare_calls(grading, timed.reply["returned"], drawn_calls, timed.early_elements)
         return timed.sample
 
 
@@ -168,17 +169,19 @@ def _free_results(contestant: Contestant) -> None:
     contestant.ask("release")
 
 
-def _draw_round(grading: Grading, call_count: int) -> DrawnRound:
+def _draw_round(grading: Grading, call_count: int) -> list[DrawnCall]:
     """Draw inputs and parameters and write them; run the reference for them."""
     problem = grading.problem
     grading.forget_round()
     grading.reference.redraw_values()
     inputs_of_calls = [problem.draw() for _ in range(call_count)]
     grading.latest_inputs = inputs_of_calls[0]
-    eager_results = [grading.reference.eager_results(inputs) for inputs in inputs_of_calls]
+    drawn_calls = [
+        DrawnCall(inputs, grading.reference.eager_results(inputs)) for inputs in inputs_of_calls
+    ]
     grading.write_inputs(inputs_of_calls)
     write_state_for_all(grading)
-    return DrawnRound(inputs_of_calls, eager_results)
+    return drawn_calls
 
 
 def _set_times(timings: Timings, samples: RoundSamples) -> None:
@@ -193,7 +196,7 @@ def _set_times(timings: Timings, samples: RoundSamples) -> None:
 def _compare_calls(
     grading: Grading,
     returned: list[dict],
-    drawn: DrawnRound,
+    drawn_calls: list[DrawnCall],
     early_elements: EarlyElements,
 ) -> None:
     """Compare the whole results of a timed request and its inputs and parameters.
@@ -201,42 +204,42 @@ def _compare_calls(
     Args:
         grading: the file under grading.
         returned: the reply's description of what each call has returned.
-        drawn: the calls' inputs and the reference's results.
+        drawn_calls: the calls' inputs and the reference's results.
         early_elements: the elements that were read before the clock stopped.
     """
     with filled_with_nan(grading, "a timed call", len(returned)):
-        for call_index, returned_by_call in enumerate(returned):
+        for call_index, drawn in enumerate(drawn_calls):
             descriptions = check_results(
-                grading, "a timed call", returned_by_call, drawn.eager_results[call_index]
+                grading, "a timed call", returned[call_index], drawn.eager_results
             )
             for result_index, description in enumerate(descriptions):
                 index = ResultIndex(call_index, result_index)
                 got = read_result(grading, description, "a timed call", index)
                 if early_elements.differs(index, got):
                     raise NotCorrectError(WRONG, f"a timed call's {CHANGES_LATE}")
-                _compare_result(grading, got, drawn, index)
+                _compare_result(grading, got, drawn_calls, index)
 
 
 def _compare_result(
-    grading: Grading, got: torch.Tensor, drawn: DrawnRound, index: ResultIndex
+    grading: Grading, got: torch.Tensor, drawn_calls: list[DrawnCall], index: ResultIndex
 ) -> None:
     """Compare one result of a timed call.
 
     Args:
         grading: the file under grading.
         got: the solution's result.
-        drawn: the calls' inputs and the reference's results.
+        drawn_calls: the calls' inputs and the reference's results.
         index: the result's index in the reply.
     """
-    call_index, result_index = index
-    other_draws = grading.findings.requirements[result_index].other_draws
-    rounded_otherwise = grading.reference.rounded_otherwise(drawn.inputs[call_index], result_index)
-    eager_result = drawn.eager_results[call_index][result_index]
+    drawn = drawn_calls[index.call_index]
+    other_draws = grading.findings.requirements[index.result_index].other_draws
+    rounded_otherwise = grading.reference.rounded_otherwise(drawn.inputs, index.result_index)
+    eager_result = drawn.eager_results[index.result_index]
     mistake = other_draws.find_mistake(got, eager_result, rounded_otherwise)
     if not mistake:
         return
-    for other_index, other_results in enumerate(drawn.eager_results):
-        is_other = other_index != call_index
-        if is_other and other_draws.find_mistake(got, other_results[result_index]) is None:
+    for other in drawn_calls:
+        its_result = other.eager_results[index.result_index]
+        if other is not drawn and other_draws.find_mistake(got, its_result) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")
     raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:MAX_LINE_LENGTH])

@@ -176,11 +176,12 @@ def _check_results_stay(grading: Grading) -> None:
     for number, inputs in enumerate(_draw_different_inputs(problem, count), 1):
         returned = _call(grading, inputs)
         calls.append(HeldCall(f"call {number} of {count}", inputs, returned))
-    _copy_held_results(grading, calls[:held_count])
-    compared_calls = calls[:held_count]
+    held_calls = calls[:-1]
+    _copy_held_results(grading, held_calls)
+    compared_calls = held_calls
     if problem.input_source.repeats:
         # All inputs but the first are altered. A solution may compute another function of these.
-        compared_calls = calls[:1]
+        compared_calls = held_calls[:1]
     for index, call in enumerate(compared_calls):
         _check_held_result(grading, call, index, later_calls=calls[index + 1 :])
     resources.free_results(grading.solution)
@@ -245,10 +246,10 @@ def _check_held_result(
         mistake = other_draws.find_mistake(got, eager_results[result_index], rounded_otherwise)
         if not mistake:
             continue
+        reason = f"{call.name}: {mistake}"
         if _is_result_of_a_call(grading, got, result_index, later_calls):
             reason = "a later call overwrites an earlier call's result; return new memory"
-            raise NotCorrectError(WRONG, reason)
-        raise NotCorrectError(WRONG, f"{call.name}: {mistake}")
+        raise NotCorrectError(WRONG, reason)
 
 
 def _is_result_of_a_call(
