@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from time import monotonic, perf_counter
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -44,6 +44,21 @@ class Reply(dict):
     def __missing__(self, key: str) -> NoReturn:
         """Raise ForgedError."""
         raise ForgedError(f'it has no "{key}"')
+
+
+class _Request(NamedTuple):
+    """A request that waits for its reply.
+
+    Attributes:
+        token: random text, which the reply repeats.
+        call_count: how many calls the reply must have results of.
+        unwritten: the end of the request if the pipe was full; it is written while the process
+            reads the beginning.
+    """
+
+    token: str
+    call_count: int = 0
+    unwritten: bytes = b""
 
 
 class Contestant:
@@ -97,7 +112,7 @@ class Contestant:
         self.reader = Reader(self.pid, device, pool)
         try:
             # It is not forged: no solution's code has run yet.
-            first_reply = self._receive(token="", call_count=0)
+            first_reply = self._receive(_Request(token=""))
         except BaseException:
             self.close()
             raise
@@ -106,7 +121,7 @@ class Contestant:
         self._rest.note_runs()
         self.is_readable = self.reader.can_read(first_reply["sample"])
         self._stopped_at = monotonic()
-        self._begun_token = ""  # of a request whose reply nobody has read yet, see `begin`
+        self._begun: _Request | None = None  # nobody has read its reply yet, see `begin`
 
     def ask(
         self, method: str, read_early: Callable[[dict], object] | None = None, **arguments: object
@@ -128,11 +143,11 @@ class Contestant:
             RaisedError: the method has raised.
         """
         self._finish_begun()
-        token, unwritten = self._write_request(method, arguments)
+        request = self._write_request(method, arguments)
         start = perf_counter()
         self._rest.go_on()
         try:
-            reply = self._receive_and_stop(token, unwritten, len(arguments.get("inputs", [])))
+            reply = self._receive_and_stop(request)
             if read_early:
                 read_early(reply)
             self.seconds = perf_counter() - start
@@ -149,7 +164,7 @@ class Contestant:
             method: as for `ask`.
         """
         self._finish_begun()
-        self._begun_token, _ = self._write_request(method, {})  # it fits into the pipe
+        self._begun = self._write_request(method, arguments={})
         self._rest.go_on()
 
     def printed(self) -> str:
@@ -172,28 +187,25 @@ class Contestant:
         self.reader.close()
         self._pipes.close()
 
-    def _write_request(self, method: str, arguments: dict) -> tuple[str, bytes]:
-        """Write a request to the stopped process; return its token and the part not yet written.
-
-        If a long request does not fit into the pipe, the caller writes the rest while the process
-        reads it.
-        """
+    def _write_request(self, method: str, arguments: dict) -> _Request:
+        """Write a request to the stopped process, or as much of it as the pipe holds."""
         token = secrets.token_hex(8)
-        request = {"method": method, "arguments": arguments, "token": token}
-        unwritten = self._pipes.write(json.dumps(request).encode() + b"\n")
+        text = json.dumps({"method": method, "arguments": arguments, "token": token})
+        unwritten = self._pipes.write(text.encode() + b"\n")
         self._finish_referees_gpu_work()
         # The request is written before this check: a process that something wakes later than the
         # check has no time to read it and to compute ahead.
         self._check_that_it_has_rested()
         self.deadline += monotonic() - self._stopped_at
-        return token, unwritten
+        return _Request(token, len(arguments.get("inputs", [])), unwritten)
 
     def _finish_begun(self) -> None:
         """Wait for the end of the method that `begin` has called, if any, and stop the process."""
-        if not self._begun_token:
+        if self._begun is None:
             return
-        token, self._begun_token = self._begun_token, ""
-        self._receive_and_stop(token, b"", call_count=0)
+        request = self._begun
+        self._begun = None
+        self._receive_and_stop(request)
 
     def _finish_referees_gpu_work(self) -> None:
         """Wait until a GPU has done the referee's work: inputs are written, results are read."""
@@ -217,29 +229,23 @@ class Contestant:
             raise UnstoppableError(-signal.SIGKILL, self.printed())
         return rest
 
-    def _receive_and_stop(self, token: str, unwritten: bytes, call_count: int) -> Reply:
+    def _receive_and_stop(self, request: _Request) -> Reply:
         """Write the end of a request, wait for its reply, and stop the process; return the reply.
 
-        Args:
-            token: as for `_receive`.
-            unwritten: the part of the request that did not fit into the pipe.
-            call_count: as for `_receive`.
+        Raises:
+            UnstoppableError: the process does not stop.
+            EndedError, ForgedError, TimeLimitError, RaisedError: as `ask` does.
         """
         try:
-            if unwritten:
-                self._pipes.write_all(unwritten, self.deadline)
-            return self._receive(token, call_count)
+            self._pipes.write_all(request.unwritten, self.deadline)
+            return self._receive(request)
         finally:
             if not self._has_ended:
                 self._rest = self._stop()
             self._stopped_at = monotonic()
 
-    def _receive(self, token: str, call_count: int) -> Reply:
-        """Wait for a reply and return it.
-
-        Args:
-            token: the token of the request, which the reply repeats.
-            call_count: how many calls the request has.
+    def _receive(self, request: _Request) -> Reply:
+        """Wait for the reply to a request and return it.
 
         Raises:
             EndedError, ForgedError, TimeLimitError, RaisedError: as `ask` does.
@@ -251,14 +257,14 @@ class Contestant:
             reply = json.loads(line)
         except (ValueError, RecursionError):
             raise ForgedError("it is no JSON") from None
-        if not isinstance(reply, dict) or reply.pop("token", None) != token:
+        if not isinstance(reply, dict) or reply.pop("token", None) != request.token:
             raise ForgedError("it does not have the request's token")
         if self._pipes.has_unread_replies:
             raise ForgedError("more than one line came")
         _check_types(reply)
-        if "returned" in reply and len(reply["returned"]) != call_count:
+        if "returned" in reply and len(reply["returned"]) != request.call_count:
             count = len(reply["returned"])
-            raise ForgedError(f"it has the results of {count} calls, expected {call_count}")
+            raise ForgedError(f"it has the results of {count} calls, expected {request.call_count}")
         if "raised" in reply:
             raise RaisedError(reply["raised"])
         return Reply(reply)

@@ -253,7 +253,7 @@ class Rest:
     def __init__(self, tree: ProcessTree, stopped: list[int]) -> None:
         self._tree = tree
         self._stopped = stopped
-        self._was_woken = True  # before `note_runs`, and unless it has found all at rest
+        self._was_woken = True  # until `note_runs` has found all at rest
         self._counts: dict[str, str] = {}  # how often each thread has run, by its folder in /proc
 
     def note_runs(self) -> None:
