@@ -50,7 +50,8 @@ class Verdict:
         case_count: the number of untimed forwards and training steps that were compared.
         import_seconds: how long the import took.
         has_walls: whether its process had a namespace of its own; None if none was started.
-        refused: the kinds of inputs that it did not take, and need not take.
+        refused: the kinds of inputs that it did not take, and need not take; also a forward that
+            autograd records.
         notes: sentences for the report's line that do not change the verdict.
         errors: rows of the solution's and the reference's errors against float64.
         times: the times, an entry for each precision setting.

@@ -10,8 +10,8 @@ class Case:
     """One forward of the solution that is compared with the reference's.
 
     Attributes:
-        name: the case in messages. The part before the first comma is the kind of the inputs, by
-            which the report lists the inputs that a solution refuses.
+        name: the case in messages. The report lists the part before the first comma, such as the
+            kind of the inputs, if a solution refuses the case.
         inputs: the arguments of the forward.
         required: whether the solution must take the inputs; otherwise it may raise.
         fill_new_tensors: whether torch fills new tensors with NaN during the forward.
