@@ -1,6 +1,6 @@
 """Contestants: the processes in which a solution or eager runs, as the referee sees them.
 
-A contestant is stopped except while it answers a request: "When does the clock run?" in README.md
+A contestant is stopped except while it answers a request: "When does the clock run?" in PROTECTION.md
 has a picture of a request.
 
 The referee believes nothing in a reply. A process that replies before its results are complete only
