@@ -1,7 +1,7 @@
 """Contestants: the processes in which a solution or eager runs, as the referee sees them.
 
-A contestant is stopped except while it answers a request: "When does the clock run?" in PROTECTION.md
-has a picture of a request.
+A contestant is stopped except while it answers a request: "When does the clock run?" in
+PROTECTION.md has a picture of a request.
 
 The referee believes nothing in a reply. A process that replies before its results are complete only
 stops its clock earlier: the referee compares what the process's memory holds.
