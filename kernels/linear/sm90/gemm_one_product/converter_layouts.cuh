@@ -104,24 +104,23 @@ struct LaneSource {
 // A layout, RowMajor or Transposed, has these members. `piece` is 0 to 15, a piece of the patch,
 // and piece_in_k_tile is 0 to 3.
 //
-//   called by convert_whole_patch
+//   to load pieces (convert_whole_patch)
 //     source_of(weight, first_n, first_k, lane)      from where the lane loads the patch, which
 //                                                    begins at row first_n and element first_k of K
 //     load(buffer, source, piece, lane)              starts the lane's four copies of a piece
-//     count_units_of(first_piece, piece_in_k_tile)   the count units that a piece has elements of
-//   called by convert_piece
+//   to convert a piece (convert_piece)
 //     read(buffer, lane, octet, v)                   reads the lane's octet 0 or 1 of a piece to v
 //     row_index(piece_in_k_tile, octet)              the octet's row is row(lane, row_index)
 //     first_k(lane, piece_in_k_tile)                 the octet's first k, in the k-tile
-//   called by load_scales
 //     row(lane, i)                                   row i of the lane, as a row of the patch
 //     kRows                                          the lane's rows: 0 <= i < kRows
-//   used by count_found_units
+//   to count subnormals (convert_whole_patch, count_found_units)
+//     count_units_of(first_piece, piece_in_k_tile)   the count units that a piece has elements of
 //     kCountsOwnOctets                               a lane counts only octets that it has written
 //                                                    itself. Else the warp needs a __syncwarp
 //                                                    between writing and counting.
-//   used by load_edge_octet
-//     kIsTransposed
+//   to load at the weight's edge (load_edge_octet)
+//     kIsTransposed                                  the weight in memory is [K, N]
 //
 // A count unit is a part of a patch in which subnormals are counted (converter_subnormals.cuh). It
 // has 8 rows x 64 of K for both layouts, so for a row-major weight it is a piece. A patch has 16,
