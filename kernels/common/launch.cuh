@@ -156,10 +156,11 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
                              static_cast<int>(bytes)));
 }
 
-// Returns the number of clusters of a grid that run at once on the current device. The number is
-// less than the multiprocessors suggest: a cluster's blocks run within one group of multiprocessors
-// (a GPC), and groups differ in size from GPU to GPU. Throws if not even one cluster fits. First
-// allows the kernel the grid's shared memory, so that later launches of the kernel may use as much.
+// Returns the number of clusters of a grid that run at once on the current device. They may be
+// fewer than the multiprocessors suggest: a cluster's blocks run within one group of
+// multiprocessors (a GPC), and groups differ in size from GPU to GPU. Throws if not even one
+// cluster fits. First allows the kernel the grid's shared memory, so that later launches of the
+// kernel may use as much.
 template <typename Kernel>
 int count_active_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.shared_bytes);

@@ -120,7 +120,8 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
   Fp16x3Consumer<kPromotionInterval> consumer(shared_base, lane, n_in_block);
   PipelineState<Fp16x3Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
-  for_each_work_tile</*kIsUniform=*/true>(args, [&](const WorkTile& work, const Tile& tile) {
+  // Inlined, because ptxas serializes wgmma instructions around a function call.
+  const auto compute = [&](const WorkTile& work, const Tile& tile) __attribute__((always_inline)) {
     load_weight_scales(args, first_n_of_block(tile, ptx::cluster_ctarank()) + warp_n_in_block, g,
                        consumer.weight_scale);
 
@@ -144,7 +145,8 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
                    shared.staging[warpgroup], consumer.sums);
     }
     ++work_tiles;
-  });
+  };
+  for_each_work_tile</*kIsUniform=*/true>(args, compute);
 }
 
 // ----- the kernel

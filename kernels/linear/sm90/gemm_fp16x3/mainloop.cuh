@@ -1,20 +1,28 @@
 // The mainloop of the fp16x3 GEMM (kernel.cuh): a producer warp loads k-tiles to the stages of
 // shared memory, and consumer warpgroups split the weight and multiply.
 //
-// The mainloop takes K in k-groups of four k-tiles, 128 of K. docs/SPLIT.md, step 4, draws and
-// explains the order of the products for the promotion intervals of 32, 64 and 128, which differ
-// only in the promotions. This picture is for an interval of 128. Time runs to the right. 0 to 3
-// are the k-tiles of a k-group, 0' and 1' are k-tiles of the next k-group:
+// The mainloop takes K in k-groups of four k-tiles, 128 of K. Time runs to the right. 0 to 3 are
+// the k-tiles of a k-group, 0' and 1' are k-tiles of the next k-group:
 //
 //   hi 0      the hi product of k-tile 0 (asynchronous, on the tensor cores)
 //   lo 0      both lo products of k-tile 0
 //   c 0       conversion of k-tile 0 of the weight: scale, split (by the warpgroup's threads)
 //   * 2^-11   accumulators *= 2^-11, which gives the lo products their true size
 //   promote   sums += accumulators
+//   p32       promote, only for a promotion interval of 32
+//   p64       promote, only for intervals of 32 and 64
 //
-//   tensor cores      hi 0 hi 1 promote lo 0 lo 1 lo 2 lo 3 * 2^-11 hi 2 hi 3 hi 0' hi 1' promote
-//   conversion    c 0 c 1                    c 2  c 3                    c 0' c 1'
-//   freed stages                                  0, 1                        2, 3
+//   function       start_first_k_group            finish_k_group
+//   tensor cores       hi 0 p32 hi 1  promote     lo 0 lo 1 lo 2 lo 3 * 2^-11 hi 2 p32 hi 3
+//   conversion     c 0  c 1                            c 2  c 3
+//   freed stages                                            0, 1
+//
+//   function       start_next_k_group             finish_k_group, for k-tiles 0' to 3'
+//   tensor cores       p64 hi 0' p32 hi 1'  promote   ...
+//   conversion     c 0'    c 1'
+//   freed stages           2, 3
+//
+// docs/SPLIT.md, step 4, explains this order.
 //
 // A warpgroup converts a k-tile while the tensor cores compute products of earlier k-tiles. It has
 // registers for two converted k-tiles, so a conversion overwrites the k-tile two before. It first
@@ -161,10 +169,9 @@ struct Fp16x3Consumer {
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
 
-  // The accumulators are promoted before hi 1, hi 3 and hi 1'.
-  static constexpr bool kPromotesEachKTile = kPromotionInterval == 32;
-  // The accumulators are promoted before hi 0'.
-  static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
+  // The promotions p32 and p64 of the picture at the top of this file.
+  static constexpr bool kPromotesEachKTile = kPromotionInterval == 32;  // p32
+  static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;   // p64
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
   uint32_t shared_base;           // the block's Fp16x3SharedMemory
@@ -305,71 +312,103 @@ struct Fp16x3Consumer {
     }
   }
 
-  // The mainloop of a work tile with `k_groups` k-groups: adds all products to the sums. *state is
-  // for the first k-tile, and afterwards for the k-tile after the last one. The first
-  // warpgroup has `lets_second_start` true: it lets the second one start in the middle of the first
-  // k-group.
+  // The stages of two neighbouring k-tiles of a k-group: 0 and 1, or 2 and 3.
+  struct StagePair {
+    State even;
+    State odd;
+
+    __device__ explicit StagePair(const State& first) : even(first), odd(first.next()) {}
+
+    __device__ StagePair next() const { return StagePair(odd.next()); }
+  };
+
+  // The converted weight of such a pair. The registers hold no more than one pair.
+  struct WeightPair {
+    WeightFragments even;
+    WeightFragments odd;
+  };
+
+  __device__ void release(const StagePair& stages) const {
+    release(stages.even);
+    release(stages.odd);
+  }
+
+  // ----- The mainloop of a work tile: run_mainloop calls the three functions before it.
   //
-  // Comments at the ends of lines name the steps of the picture at the top of this file. [promote]
-  // is a promotion that only some intervals have.
+  // A comment at the end of a line names steps of the picture at the top of this file, or the
+  // products that are in flight after a wait.
+
+  // Starts a work tile's first k-group: its hi 0 and hi 1.
+  template <int kRows>
+  __device__ __forceinline__ void start_first_k_group(TileRows<kRows> rows, WeightPair& weight,
+                                                      const StagePair& first) {
+    convert(weight.even, first.even);                                   // c 0
+    multiply_hi(rows, weight.even, first.even, /*accumulates=*/false);  // hi 0
+    convert(weight.odd, first.odd);                                     // c 1
+    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, first.odd);  // p32 hi 1
+  }
+
+  // Multiplies the rest of a k-group: all lo products, hi 2 and hi 3. `first` has k-tiles 0 and 1,
+  // which `weight` holds at first, and is released. `second` has k-tiles 2 and 3.
+  template <int kRows>
+  __device__ __forceinline__ void finish_k_group(TileRows<kRows> rows, WeightPair& weight,
+                                                 const StagePair& first, const StagePair& second,
+                                                 int k_group, bool lets_second_start) {
+    multiply_lo(rows, weight.even, first.even, /*accumulates=*/false);  // lo 0
+    multiply_lo(rows, weight.odd, first.odd, /*accumulates=*/true);     // lo 1
+    ptx::wgmma_wait_group<1>();                                         // lo 1 is in flight
+    convert(weight.even, second.even);                                  // c 2
+    multiply_lo(rows, weight.even, second.even, /*accumulates=*/true);  // lo 2
+    if (k_group == 0 && lets_second_start) {
+      ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
+    }
+    ptx::wgmma_wait_group<1>();  // lo 2 is in flight
+    release(first);
+    convert(weight.odd, second.odd);                                     // c 3
+    multiply_lo(rows, weight.odd, second.odd, /*accumulates=*/true);     // lo 3
+    scale_lo_products(rows);                                             // * 2^-11
+    multiply_hi(rows, weight.even, second.even, /*accumulates=*/true);   // hi 2
+    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, second.odd);  // p32 hi 3
+  }
+
+  // Starts the next k-group while hi 2 and hi 3 of this one run. `second` has this k-group's
+  // k-tiles 2 and 3, and is released. `next` has the next k-group's k-tiles 0 and 1.
+  template <int kRows>
+  __device__ __forceinline__ void start_next_k_group(TileRows<kRows> rows, WeightPair& weight,
+                                                     const StagePair& second,
+                                                     const StagePair& next) {
+    ptx::wgmma_wait_group<1>();                                         // hi 3 is in flight
+    convert(weight.even, next.even);                                    // c 0'
+    multiply_next_hi<kPromotesEachPair>(rows, weight.even, next.even);  // p64 hi 0'
+    ptx::wgmma_wait_group<1>();                                         // hi 0' is in flight
+    release(second);
+    convert(weight.odd, next.odd);                                     // c 1'
+    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, next.odd);  // p32 hi 1'
+  }
+
+  // Adds all products of a work tile with `k_groups` k-groups to the sums. *state is for the first
+  // k-tile, and afterwards for the k-tile after the last one. The first warpgroup has
+  // `lets_second_start` true: it lets the second one start in the middle of the first k-group.
   template <int kRows>
   __device__ void run_mainloop(TileRows<kRows> rows, int k_groups, bool lets_second_start,
                                State* state) {
-    WeightFragments even;  // of k-tiles 0 and 2
-    WeightFragments odd;   // of k-tiles 1 and 3
-    // state0 to state3 have the stages of k-tiles 0 to 3 of a k-group.
-    State state0 = *state;
-    State state1 = state0.next();
-
-    // The first k-group has no k-group before it that would make its hi 0 and hi 1.
-    convert(even, state0);                                    // c 0
-    multiply_hi(rows, even, state0, /*accumulates=*/false);   // hi 0
-    convert(odd, state1);                                     // c 1
-    multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);  // [promote] hi 1
-
+    WeightPair weight;
+    StagePair first(*state);  // k-tiles 0 and 1 of the k-group
+    start_first_k_group(rows, weight, first);
     for (int k_group = 0;;) {
       promote(rows);
-
-      const State state2 = state1.next();
-      const State state3 = state2.next();
-      multiply_lo(rows, even, state0, /*accumulates=*/false);  // lo 0
-      multiply_lo(rows, odd, state1, /*accumulates=*/true);    // lo 1
-      ptx::wgmma_wait_group<1>();                              // lo 1 is in flight
-      convert(even, state2);                                   // c 2
-      multiply_lo(rows, even, state2, /*accumulates=*/true);   // lo 2
-      if (k_group == 0 && lets_second_start) {
-        ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
-      }
-      ptx::wgmma_wait_group<1>();  // lo 2 is in flight
-      release(state0);
-      release(state1);
-      convert(odd, state3);                                  // c 3
-      multiply_lo(rows, odd, state3, /*accumulates=*/true);  // lo 3
-      scale_lo_products(rows);                               // * 2^-11
-
-      multiply_hi(rows, even, state2, /*accumulates=*/true);    // hi 2, on top of the lo products
-      multiply_next_hi<kPromotesEachKTile>(rows, odd, state3);  // [promote] hi 3
-      state0 = state3.next();
-      state1 = state0.next();
+      const StagePair second = first.next();  // k-tiles 2 and 3
+      finish_k_group(rows, weight, first, second, k_group, lets_second_start);
+      first = second.next();
       ++k_group;
       if (k_group == k_groups) {
         promote(rows);
-        release(state2);
-        release(state3);
+        release(second);
         break;
       }
-
-      // The next k-group's k-tiles 0 and 1.
-      ptx::wgmma_wait_group<1>();                               // hi 3 is in flight
-      convert(even, state0);                                    // c 0'
-      multiply_next_hi<kPromotesEachPair>(rows, even, state0);  // [promote] hi 0'
-      ptx::wgmma_wait_group<1>();                               // hi 0' is in flight
-      release(state2);
-      release(state3);
-      convert(odd, state1);                                     // c 1'
-      multiply_next_hi<kPromotesEachKTile>(rows, odd, state1);  // [promote] hi 1'
+      start_next_k_group(rows, weight, second, first);
     }
-    *state = state0;
+    *state = first.even;
   }
 
   // Runs the mainloop for a number of rows that is known only at run time.

@@ -101,6 +101,32 @@ struct LaneSource {
   uint64_t policy;     // how long L2 keeps the lines
 };
 
+// A layout, RowMajor or Transposed, has these members. `piece` is 0 to 15, a piece of the patch,
+// and piece_in_k_tile is 0 to 3.
+//
+//   to load pieces (convert_whole_patch)
+//     source_of(weight, first_n, first_k, lane)      from where the lane loads the patch, which
+//                                                    begins at row first_n and element first_k of K
+//     load(buffer, source, piece, lane)              starts the lane's four copies of a piece
+//   to convert a piece (convert_piece)
+//     read(buffer, lane, octet, v)                   reads the lane's octet 0 or 1 of a piece to v
+//     row_index(piece_in_k_tile, octet)              the octet's row is row(lane, row_index)
+//     first_k(lane, piece_in_k_tile)                 the octet's first k, in the k-tile
+//     row(lane, i)                                   row i of the lane, as a row of the patch
+//     kRows                                          the lane's rows: 0 <= i < kRows
+//   to count subnormals (convert_whole_patch, count_found_units)
+//     count_units_of(first_piece, piece_in_k_tile)   the count units that a piece has elements of
+//     kCountsOwnOctets                               a lane counts only octets that it has written
+//                                                    itself. Else the warp needs a __syncwarp
+//                                                    between writing and counting.
+//   to load at the weight's edge (load_edge_octet)
+//     kIsTransposed                                  the weight in memory is [K, N]
+//
+// A count unit is a part of a patch in which subnormals are counted (converter_subnormals.cuh). It
+// has 8 rows x 64 of K for both layouts, so for a row-major weight it is a piece. A patch has 16,
+// with the numbers of the row-major pieces. count_units_of returns them as bits, where first_piece
+// is the k-tile's piece 0, as a number in the patch.
+
 // A row-major weight. A buffer is [8 rows][64 of K]. The lanes that load and convert it:
 //
 //   load                                      convert
@@ -115,20 +141,15 @@ struct LaneSource {
 struct RowMajor {
   static constexpr bool kIsTransposed = false;
 
-  // A lane converts octets of kRows rows of the patch, in each k-tile.
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece * ConverterConfig::kPiecesPerKTile;
-  // Row i of these, as a row of the patch.
   __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
-  // The i of the row of an octet: 0 or 1 of a piece, which is 0 to 3 of the k-tile.
   __host__ __device__ static constexpr int row_index(int piece_in_k_tile, int octet) {
     return ConverterConfig::kOctetsPerPiece * piece_in_k_tile + octet;
   }
-  // The first k, in the k-tile, of the lane's octets in a piece.
   __host__ __device__ static constexpr int first_k(int lane, int /*piece_in_k_tile*/) {
     return lane % 8 * 8;
   }
 
-  // Returns the lane's source for a patch that begins at row first_n and element first_k of K.
   __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
                                          int64_t first_k, int lane) {
     const int64_t n = first_n + lane / 16;
@@ -136,7 +157,6 @@ struct RowMajor {
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
-  // Loads the lane's share of a piece of the patch, p0 to p15.
   __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int piece, int lane) {
     const int piece_k = piece / ConverterConfig::kPiecesPerKTile * ConverterConfig::kKTileDepth;
     const int piece_row =
@@ -149,7 +169,6 @@ struct RowMajor {
     }
   }
 
-  // Reads one of the lane's octets, 0 or 1, of a piece.
   __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
                               float (&v)[split::kOctet]) {
     // buffer[i] has two rows, 2 i and 2 i + 1. They are 16 octets, of two float4 each.
@@ -158,21 +177,16 @@ struct RowMajor {
     *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
-  // Returns, as bits, the pieces that count_pieces has to read if this piece has subnormals. (It
-  // reads pieces of 8 rows x 64 of K.) first_piece is the k-tile's piece 0, as a number in the
-  // patch.
-  __host__ __device__ static constexpr uint32_t pieces_to_count(int first_piece,
-                                                                int piece_in_k_tile) {
+  __host__ __device__ static constexpr uint32_t count_units_of(int first_piece,
+                                                               int piece_in_k_tile) {
     return 1u << (first_piece + piece_in_k_tile);
   }
-  // True if a lane counts only octets that it has written itself. If not, the warp needs a
-  // __syncwarp between writing and counting.
   static constexpr bool kCountsOwnOctets = true;
 };
 static_assert(RowMajor::row(27, RowMajor::row_index(/*piece_in_k_tile=*/1, /*octet=*/1)) == 15 &&
                   RowMajor::first_k(27, /*piece_in_k_tile=*/1) == 24,
               "octet 1 of lane 27 in piece 1 is row 15, k = 24 to 31");
-static_assert(RowMajor::pieces_to_count(8, 1) == 1 << 9, "piece 1 of k-tile 2 is p9 of the patch");
+static_assert(RowMajor::count_units_of(8, 1) == 1 << 9, "piece 1 of k-tile 2 is p9 of the patch");
 
 // A transposed weight [K, N]. A buffer is [16 of K][32 rows]. The lanes that load and convert it:
 //
@@ -192,7 +206,6 @@ static_assert(RowMajor::pieces_to_count(8, 1) == 1 << 9, "piece 1 of k-tile 2 is
 struct Transposed {
   static constexpr bool kIsTransposed = true;
 
-  // These members mean what RowMajor's members of the same names mean.
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece;
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
   __host__ __device__ static constexpr int row_index(int /*piece_in_k_tile*/, int octet) {
@@ -238,10 +251,9 @@ struct Transposed {
     for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * ConverterConfig::kPatchRows];
   }
 
-  // A transposed piece has elements of all 32 rows, so count_pieces reads all of the k-tile: four
-  // pieces of 8 rows.
-  __host__ __device__ static constexpr uint32_t pieces_to_count(int first_piece,
-                                                                int /*piece_in_k_tile*/) {
+  // A transposed piece has elements of all 32 rows, so it is in all four count units of the k-tile.
+  __host__ __device__ static constexpr uint32_t count_units_of(int first_piece,
+                                                               int /*piece_in_k_tile*/) {
     constexpr uint32_t kWholeKTile = (1u << ConverterConfig::kPiecesPerKTile) - 1;
     return kWholeKTile << first_piece;
   }
@@ -251,7 +263,7 @@ static_assert(Transposed::row(27, Transposed::row_index(/*piece_in_k_tile=*/1, /
                       27 &&
                   Transposed::first_k(27, /*piece_in_k_tile=*/1) == 24,
               "octet 1 of lane 27 in piece 1 is row 27, k = 24 to 31");
-static_assert(Transposed::pieces_to_count(8, 1) == 0b1111 << 8,
+static_assert(Transposed::count_units_of(8, 1) == 0b1111 << 8,
               "p8 to p11, all of k-tile 2, for piece 1 of the k-tile");
 static_assert(Transposed::first_float(11, 0) == 0 * 32 + 11 &&
                   Transposed::first_float(11, 1) == 0 * 32 + 27,

@@ -23,7 +23,7 @@
 //       load_scales
 //       convert_piece
 //         round_octet
-//       count_found_pieces     (converter_subnormals.cuh)
+//       count_found_units      (converter_subnormals.cuh)
 //     convert_edge_patch       a patch at the edge of the weight, octet by octet
 //       load_edge_octet
 //       round_octet
@@ -136,7 +136,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 
 #pragma unroll
   for (int piece = 0; piece < kInFlight; ++piece) start_load(piece);
-  uint32_t found_pieces = 0;  // pieces in which this lane has found subnormals: see count_pieces
+  uint32_t found_units = 0;  // the count units of pieces in which this lane has found subnormals
 #pragma unroll 1
   for (int first_piece = 0; first_piece < ConverterConfig::kPiecesPerPatch;
        first_piece += ConverterConfig::kPiecesPerKTile) {
@@ -149,12 +149,12 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
       const bool has_subnormal = convert_piece<Layout>(ring[piece % ConverterConfig::kBuffers],
                                                        lane, piece_in_k_tile, scale, target);
       if (has_subnormal) {
-        found_pieces |= Layout::pieces_to_count(first_piece, piece_in_k_tile);
+        found_units |= Layout::count_units_of(first_piece, piece_in_k_tile);
       }
     }
     target += k_tile_elements;
   }
-  return count_found_pieces<Layout>(conversion, patch, found_pieces);
+  return count_found_units<Layout>(conversion, patch, found_units);
 }
 
 // Loads the octet of row n that begins at first_k. Elements past K, which is `k`, are 0.

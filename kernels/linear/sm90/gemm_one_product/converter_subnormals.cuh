@@ -15,7 +15,7 @@
 // The steps of a warp:
 //
 //   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
-//   count_found_pieces   counts them in a second pass over these pieces, if there are any. Counting
+//   count_found_units    counts them in a second pass, in the count units of these pieces. Counting
 //                        in every piece would slow the conversion down.
 //                        (convert_edge_patch counts octets at once, and only where the probe has
 //                        found subnormals.)
@@ -111,15 +111,15 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   }
 }
 
-// Counts the subnormals of some pieces of a patch, which it reads back from hi. `pieces` has a bit
-// for each. They are pieces of 8 rows x 64 of K, also if the weight is transposed.
+// Counts the subnormals of some count units of a patch (converter_layouts.cuh: 8 rows x 64 of K),
+// which it reads back from hi. `units` has a bit for each.
 //
 // Eight lanes have a row, so a warp reads four rows at a time:
 //
 //   lanes            0 - 7   8 - 15   16 - 23   24 - 31
-//   rows of a piece  0, 4    1, 5     2, 6      3, 7
-__device__ __forceinline__ void count_pieces(const WeightConversion& conversion, const Patch& patch,
-                                             uint32_t pieces) {
+//   rows of a unit   0, 4    1, 5     2, 6      3, 7
+__device__ __forceinline__ void count_units(const WeightConversion& conversion, const Patch& patch,
+                                            uint32_t units) {
   constexpr int kRowsAtATime = 4;
   const int lane = threadIdx.x % 32;
   const split::ScaledMatrix& weight = conversion.weight;
@@ -127,12 +127,12 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   const __half* const hi_k_tile =
       weight.hi + patch.first_k_tile * k_tile_elements;  // the patch's first
 #pragma unroll 1
-  for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
-    const int piece = __ffs(pieces) - 1;
-    const int k_tile = piece / ConverterConfig::kPiecesPerKTile;
-    const int piece_row = piece % ConverterConfig::kPiecesPerKTile *
-                          ConverterConfig::kRowMajorPieceRows;  // a row of the patch
-    const int64_t n = patch.first_n + piece_row + lane / 8;
+  for (; units != 0; units &= units - 1) {  // clears the lowest bit
+    const int unit = __ffs(units) - 1;
+    const int k_tile = unit / ConverterConfig::kPiecesPerKTile;
+    const int unit_row = unit % ConverterConfig::kPiecesPerKTile *
+                         ConverterConfig::kRowMajorPieceRows;  // a row of the patch
+    const int64_t n = patch.first_n + unit_row + lane / 8;
     const int k = lane % 8 * split::kOctet;  // in the k-tile
     const __half* const source =
         hi_k_tile + k_tile * k_tile_elements + n * split::kKTileRowNumbers + k;
@@ -149,17 +149,17 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   }
 }
 
-// Counts the subnormals of the pieces in which one of the lanes has found some. `found_pieces` are
-// the pieces that this lane has found, as in count_pieces. Returns whether it has counted any. All
+// Counts the subnormals of the units in which one of the lanes has found some. `found_units` are
+// those that this lane has found, as in count_units. Returns whether it has counted any. All
 // lanes of a warp call it.
 template <typename Layout>
-__device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
-                                                   const Patch& patch, uint32_t found_pieces) {
-  const uint32_t pieces = __reduce_or_sync(0xffffffff, found_pieces);
-  const bool has_found = pieces != 0;
-  // Other lanes may have written what count_pieces reads.
+__device__ __forceinline__ bool count_found_units(const WeightConversion& conversion,
+                                                  const Patch& patch, uint32_t found_units) {
+  const uint32_t units = __reduce_or_sync(0xffffffff, found_units);
+  const bool has_found = units != 0;
+  // Other lanes may have written what count_units reads.
   if (!Layout::kCountsOwnOctets && has_found) __syncwarp();
-  count_pieces(conversion, patch, pieces);
+  count_units(conversion, patch, units);
   return has_found;
 }
 

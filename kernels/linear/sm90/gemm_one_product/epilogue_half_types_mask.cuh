@@ -11,8 +11,7 @@
 //   stage_mask_word      Every other lane stores one of its two words.
 //
 // Lane 27 in these steps. It has c = 3, so its rows are 6 and 7, and g = 6, so its columns are 6
-// and
-// 14. It exchanges bits with the lanes of g ^ 4 = 2, g ^ 2 = 4 and g ^ 1 = 7:
+// and 14. It exchanges bits with the lanes of g ^ 4 = 2, g ^ 2 = 4 and g ^ 1 = 7:
 //
 //                            has bits of row blocks   of rows   of columns
 //

@@ -6,8 +6,8 @@
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
 // In all files of this folder, a variable m is the number of a row of x, which is also a row of
-// out. A variable n is the number of a row of the weight, which is also a column of out. (In
-// GradientMode, the matrices have exchanged their places: see there.)
+// out. A variable n is the number of a row of the weight, which is also a column of out. (Only
+// GradientMode's out is [N, M]: launch.cuh has exchanged the caller's operands.)
 //
 // launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh):
 //
@@ -220,11 +220,34 @@ __device__ __forceinline__ void run_converter(const OneProductArguments<Mode>& a
   convert_weight<Layout>(order, k, warp, [&] { return needs_converted_weight(args); });
 }
 
+// Waits for the previous kernel, and lets the next one start (programmatic dependent launch,
+// common/launch.cuh).
+template <typename Mode>
+__device__ __forceinline__ void wait_and_let_next_start() {
+  // The kernels after ConvertMode's have no work in most calls. The next one starts early, so that
+  // its start adds less to the time of the call.
+  if constexpr (Mode::kConvertsWeight) start_next_kernel();
+  wait_for_previous_kernel();
+  // Half types have one kernel, so the next one belongs to another call. It may start once the
+  // kernel before this one has ended.
+  if constexpr (Mode::kIsHalfType) start_next_kernel();
+}
+
 // The kernel. The grid has at most as many clusters as the GPU runs at once, and no more clusters
 // than tiles. x_map and weight_map describe the operands to TMA, and out_map the result of
-// GradientMode.
+// GradientMode. The modes differ in these steps:
 //
-// The kernel is launched with programmatic dependent launch (common/launch.cuh).
+//                        HalfMode           GradientMode       ConvertMode         RedoMode
+//
+//   tiles                all                all                not those with a    those that
+//                                                              row of x that       ConvertMode has
+//                                                              needs TF32          listed
+//   next kernel starts   after the wait     after the wait     before the wait     at the end
+//   warps 9 - 11         idle               idle               convert the weight  idle
+//   epilogue             fast or general    PackedGradient     fast or general,    general
+//                                                              and lists tiles
+//
+// "The wait" is wait_for_previous_kernel.
 template <typename Mode>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_one_product_kernel(const __grid_constant__ CUtensorMap x_map,
@@ -255,14 +278,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   init_barriers<OneProductConfig::kStages>(
       shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full),
       shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty));
-  // The kernels after this one have no work in most calls. The next one starts early, so that its
-  // start adds less to the time of the call.
-  if constexpr (Mode::kConvertsWeight) start_next_kernel();
-  wait_for_previous_kernel();
-  // Half types have one kernel, so the next one belongs to another call. It may start once the
-  // kernel before this one has ended.
-  if constexpr (Mode::kIsHalfType) start_next_kernel();
-
+  wait_and_let_next_start<Mode>();
   if (warpgroup >= BlockConfig::kConsumerWarpgroups) {
     constexpr int kRegisters = Mode::kIsGradient ? OneProductConfig::kGradientWorkerRegisters
                                                  : OneProductConfig::kWorkerRegisters;
