@@ -11,6 +11,8 @@ One key may have several builds: for different GPUs, or by different compilers. 
 in a folder of its own, gets its manifest last, and is published by one rename. A build that does
 not match its manifest is removed. The lock only saves work: without it, processes that start at the
 same time would each make a build, and each build would be right.
+
+<key> is a digest of the sources (extension.py), <process> the result of `process_name`.
 """
 
 import atexit
@@ -40,12 +42,12 @@ LONGEST_WAIT_S = 300.0
 
 @dataclass(frozen=True)
 class Build:
-    """A finished build.
+    """The library of a build, and what its manifest says about it.
 
     Attributes:
         library: the shared library.
         targets: the nvcc targets for which it has code; empty if it has code for the CPU only.
-        compilers: the version text of each compiler, under the keys `cxx` and `nvcc`.
+        compilers: the version text of each compiler, as in `Toolchain`.
     """
 
     library: Path
@@ -61,6 +63,9 @@ def choose_folder() -> Path:
 
     The folder is in TORCH_EXTENSIONS_DIR, or else where torch keeps extensions by default. If it
     cannot be made in either place, a temporary folder is used, and removed when the process ends.
+
+    Raises:
+        BuildError: no folder can be made anywhere.
     """
     for root in _roots():
         folder = root / f"kernels-{os.geteuid()}"
@@ -68,7 +73,10 @@ def choose_folder() -> Path:
         if reason is None:
             return folder
         say(f"no builds are kept in {root}: {reason}")
-    folder = Path(tempfile.mkdtemp(prefix="kernels-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="kernels-"))
+    except OSError as error:
+        raise BuildError(f"no folder for builds: {error}. Set TORCH_EXTENSIONS_DIR") from None
     atexit.register(_remove_at_exit, folder, os.getpid())
     say(
         f"builds are made in {folder}, and nothing is kept when this process ends. Set "
@@ -114,9 +122,9 @@ def _make_private_folder(folder: Path) -> str | None:
     return None
 
 
-def _remove_at_exit(folder: Path, owner_id: int) -> None:
+def _remove_at_exit(folder: Path, maker_id: int) -> None:
     """Remove a folder if this is the process that made it, not one forked from that process."""
-    if os.getpid() == owner_id:
+    if os.getpid() == maker_id:
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -133,9 +141,15 @@ def check_executable(folder: Path) -> None:
 
 
 def finished_builds(folder: Path, name: str) -> Iterator[Build]:
-    """Yield the finished builds of a library, and remove those that do not match their manifest."""
+    """Yield the finished builds of a library; remove those that do not match their manifest.
+
+    Builds of another user are removed, too. A build that cannot be read now is left alone.
+    """
     for build_folder in sorted(folder.glob(f"{name}-*")):
-        build = _read_build(build_folder, name)
+        try:
+            build = _read_build(build_folder, name)
+        except OSError:  # for example, this process has too many open files
+            continue
         if build is None:
             shutil.rmtree(build_folder, ignore_errors=True)
         else:
@@ -150,7 +164,7 @@ def _read_build(build_folder: Path, name: str) -> Build | None:
         is_own = library.stat().st_uid == os.geteuid()
         is_whole = manifest["sha256"] == _digest(library)
         build = Build(library, list(manifest["targets"]), dict(manifest["compilers"]))
-    except (OSError, ValueError, LookupError, TypeError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
         return None
     return build if is_own and is_whole else None
 
@@ -186,7 +200,7 @@ def _digest(file: Path) -> str:
 
 @contextlib.contextmanager
 def unfinished_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder for a build. Remove it at the end, unless the build was published."""
+    """Make a folder for a build. Remove it at the end; `publish` has then given it another name."""
     build_folder = folder / f"unfinished-{process_name()}-{time.monotonic_ns()}"
     build_folder.mkdir(mode=0o700)
     try:
@@ -199,9 +213,10 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the unfinished builds of processes that died on this host.
 
     Several hosts may share the folder. No host can see whether another's processes are alive, so
-    each host removes the builds of its own processes only. If this host has no name, nothing is
-    removed. The compilers of a killed process may write into its folder even after this call; the
-    next call then removes the folder.
+    each host removes the builds of its own processes only. A machine that was started again is
+    another host, as is each container (`_host`). If this host has no name, nothing is removed. The
+    compilers of a killed process may write into its folder even after this call; the next call then
+    removes the folder.
     """
     if not HOST:
         return
@@ -230,7 +245,7 @@ HOST = _host()
 
 
 def process_name(process_id: str = "self") -> str:
-    """Return a name that no other process ever has: `<host>-<process id>-<start time>`.
+    """Return `<host>-<process id>-<start time>`, which is unique if the host has a name.
 
     Args:
         process_id: the id of a process on this host; "self" for this process.
@@ -254,17 +269,18 @@ def process_name(process_id: str = "self") -> str:
 
 # ---------------------------------------------------------------------------------------- the lock
 
-_held_locks: set[BinaryIO] = set()
+_open_lock_files: set[BinaryIO] = set()
 
 
 def _close_inherited_locks() -> None:
-    """Close the locks of the process that this one was forked from.
+    """Close the lock files of the process that this one was forked from.
 
-    A lock lasts until every process that has the file open has closed it or ended. Without this, a
-    forked process would keep a lock whose holder was killed, and would wait for itself.
+    A lock lasts until every process that has inherited the open file has closed it or ended. So a
+    forked process would keep its parent's lock if the parent is killed. If it then builds the same
+    library, it would wait for that lock, which it has itself.
     """
-    while _held_locks:
-        _held_locks.pop().close()
+    while _open_lock_files:
+        _open_lock_files.pop().close()
 
 
 os.register_at_fork(after_in_child=_close_inherited_locks)
@@ -278,12 +294,12 @@ def build_lock(folder: Path, name: str) -> Iterator[None]:
     Two processes may then build the same library.
     """
     with (folder / f"{name}.lock").open("ab") as lock:
-        _held_locks.add(lock)
+        _open_lock_files.add(lock)
         try:
             _acquire(lock, folder)
             yield
         finally:
-            _held_locks.discard(lock)
+            _open_lock_files.discard(lock)
 
 
 def _acquire(lock: BinaryIO, folder: Path) -> None:

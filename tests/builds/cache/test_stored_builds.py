@@ -3,6 +3,7 @@
 The fixtures are in `conftest.py`, and the tiny extension in `support/tiny_build.py`.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -55,6 +56,18 @@ def test_a_damaged_build_is_built_again(root, load, damage, tmp_path):
     assert len(builders(tmp_path)) == 2
     assert load() == again
     assert len(builders(tmp_path)) == 2
+
+
+def test_a_build_that_cannot_be_read_now_is_kept(load, monkeypatch):
+    library = load()
+
+    def fail(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        assert not [*cache.finished_builds(library.parent.parent, library.stem)]
+    assert library.exists()
 
 
 def test_a_build_that_does_not_load_here_is_kept_for_other_machines(root, load):
@@ -172,6 +185,13 @@ def test_a_user_without_a_folder_gets_a_temporary_one(
         assert "Set TORCH_EXTENSIONS_DIR to a folder that you may write to" in output
         assert not library.exists()
     assert len(builders(tmp_path)) == 2
+
+
+def test_a_user_who_may_not_write_anywhere_gets_an_error(root, fail, monkeypatch, open_path):
+    root.write_text("a file")
+    (open_path / "default").write_text("a file")
+    monkeypatch.setattr(cache.tempfile, "tempdir", "/proc")
+    assert "no folder for builds: " in fail()
 
 
 @pytest.mark.parametrize("name", ["with spaces", "größe 测试", "it's", "relative"])
