@@ -1,8 +1,9 @@
 """Writes a bundle: our solution of one problem as one file, for harnesses such as KernelBench.
 
 The file has the problem's sources as two strings, one `load_inline` call, `ModelNew`, and the
-functions that `ModelNew` calls. All of it is copied from this project. An include of one of our C++
-headers is replaced by the header's text. Only the Python that `ModelNew` needs is copied.
+functions that `ModelNew` calls. The sources, and the Python that `ModelNew` needs, are copied from
+this project. An include of one of our C++ headers is replaced by the header's text. The template
+has the load_inline call, with its own form of `toolchain.cpu_flags` and `toolchain.cuda_flags`.
 """
 
 import ast
@@ -19,9 +20,10 @@ from kernels.build.toolchain import CUDA_FLAGS, CXX_FLAGS
 _TEMPLATE = '''\
 """{title}
 
-Written by `python run.py {problem} --bundle FILE`. The kernels are compiled when this file is
-executed. It needs torch 2.9 or newer, ninja, a C++ compiler, and for GPUs the CUDA toolkit of
-torch's version.
+Written by `python run.py {problem} --bundle FILE`.
+
+This file compiles the kernels when it is executed. It needs Python 3.10 and torch 2.9 or newer,
+ninja, a C++ compiler, and for GPUs the CUDA toolkit of torch's version.
 """
 
 {imports}
@@ -41,8 +43,8 @@ if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
     cxx_flags += ["-mavx2", "-mf16c"]
 if torch.cuda.is_available():
     cxx_flags += ["-DKERNELS_WITH_CUDA"]
-    for gpu in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(gpu)
+    gpus = range(torch.cuda.device_count())
+    for major, minor in sorted({{torch.cuda.get_device_capability(gpu) for gpu in gpus}}):
         # Hopper's tensor-core instructions are in code for sm_90a alone.
         arch = "90a" if (major, minor) == (9, 0) else f"{{major}}{{minor}}"
         cuda_flags += [f"-gencode=arch=compute_{{arch}},code=sm_{{arch}}"]
@@ -69,7 +71,7 @@ load_inline(
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The parts of a problem's bundle.
+    """Where the parts of a problem's bundle come from.
 
     Attributes:
         title: the first line of the bundle's docstring.
@@ -192,7 +194,8 @@ def _replacement_class(recipe: _Recipe) -> str:
     """Return the text of the class in `model_new.py`, turned into `class ModelNew(nn.Module)`.
 
     The class inherits from the reference, which the bundle does not have. So a class without a
-    constructor gets a copy of the reference's constructor, before `forward`.
+    constructor gets a copy of the reference's constructor, before `forward`. Its docstrings and
+    comments may still speak of the reference.
     """
     text = _read_python("model_new.py").definitions[recipe.replacement].text
     text = text.replace(f"(reference.{recipe.reference})", "(nn.Module)")
@@ -244,9 +247,9 @@ def _read_python(path: str) -> _PythonFile:
 def _needed_names(
     class_text: str, files: list[_PythonFile], defined_by_template: set[str]
 ) -> set[str]:
-    """Return the names used by the template, by a class, and by the definitions that these need.
+    """Return the names that a class uses, and those that the definitions of these names use.
 
-    Names that no file defines or imports are left out: they are Python's own.
+    Names that no file defines or imports are left out: they are Python's own, or local.
 
     Args:
         class_text: the text of the class.
@@ -259,7 +262,7 @@ def _needed_names(
         definitions |= file.definitions
         available |= file.definitions.keys() | file.imports.keys()
     available -= defined_by_template
-    needed = {"torch"}  # the template uses it
+    needed: set[str] = set()
     unread_texts = [class_text]
     while unread_texts:
         new_names = (_names(unread_texts.pop()) & available) - needed
@@ -269,8 +272,12 @@ def _needed_names(
 
 
 def _needed_imports(files: list[_PythonFile], needed: set[str]) -> str:
-    """Return the statements that import the needed names, and the template's `load_inline`."""
-    lines = {"from torch.utils.cpp_extension import load_inline"}
+    """Return the statements that import the needed names, and those that the template uses."""
+    lines = {
+        "import torch",
+        "from torch import nn",  # for the class, which becomes an nn.Module
+        "from torch.utils.cpp_extension import load_inline",
+    }
     for file in files:
         lines |= {line for name, line in file.imports.items() if name in needed}
     return "\n".join(sorted(lines, key=_import_order))
@@ -290,7 +297,7 @@ def _needed_definitions(files: list[_PythonFile], needed: set[str]) -> str:
                 blocks.append("\n".join(texts))
             else:
                 blocks += texts
-    # The bundle does not import the package `kernels`.
+    # The bundle does not import the package `kernels`, which only variables use.
     return "\n\n\n".join(blocks).replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
 
 
@@ -300,7 +307,7 @@ def _import_order(line: str) -> tuple[bool, bool, str]:
 
 
 def _definitions(text: str) -> dict[str, _Definition]:
-    """Return each function, class and variable at the top of a file, by its name."""
+    """Return each function, class and variable at the top level of a file, by its name."""
     found = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

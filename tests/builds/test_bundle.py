@@ -4,6 +4,8 @@ import ast
 import re
 
 import pytest
+import torch
+from torch.utils import cpp_extension
 
 from kernels import read_sources
 from kernels.build.bundle import bundle
@@ -65,6 +67,7 @@ def test_a_bundle_has_all_sources_one_load_inline_call_and_one_module(problem):
     """
     text = bundle(problem)
     assert text == bundle(problem)
+    assert max(map(len, text.splitlines())) <= 100
     tree = ast.parse(text)
     calls = [ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)]
     assert calls.count("load_inline") == 1
@@ -86,6 +89,25 @@ def test_a_bundle_has_all_sources_one_load_inline_call_and_one_module(problem):
     classes = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef)}
     modules = [name for name in classes if "nn.Module" in map(ast.unparse, classes[name].bases)]
     assert modules == ["ModelNew"]
+
+
+def test_gpus_of_one_kind_get_their_code_once(monkeypatch):
+    def load_inline(extra_cuda_cflags, **_):
+        flags.extend(flag for flag in extra_cuda_cflags if "gencode" in flag)
+        raise InterruptedError
+
+    flags = []
+    capabilities = [(9, 0), (8, 0), (9, 0)]
+    monkeypatch.setattr(cpp_extension, "load_inline", load_inline)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu])
+    with pytest.raises(InterruptedError):
+        exec(bundle("relu"), {})
+    assert flags == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+    ]
 
 
 def test_a_bundle_of_other_sources_has_another_name(monkeypatch):
