@@ -1,6 +1,5 @@
 """BuildError, messages to the user, and the search for a failed build's cause in its output."""
 
-import os
 import re
 import resource
 import signal
@@ -10,16 +9,16 @@ from pathlib import Path
 
 # Patterns of lines that may name the cause of a failed build, the most reliable pattern first.
 _ERROR_LINES = (
-    # An error of a compiler. The last line of collect2 or clang is excluded because it only says
-    # that the linker has failed, not why.
+    # An error of a compiler or another tool. The last line of collect2 or clang is excluded because
+    # it only says that the linker has failed, not why.
     r"^(?!collect2: error|.*linker command failed).*\b(?:error|fatal) *: .*$",
     # An error of the linker, or of a tool that cannot write.
     r"^.*(?:No space left on device|cannot find |undefined reference ).*$",
     # Another message of ld, ld.gold or ld.lld.
     r"^.*\bld(?:\.\w+)?: (?!warning).*$",
-    # An error of a compiler that does not speak English: `file:line:column: word: text`.
+    # A message of another kind, such as GCC's `file:line:column: sorry, unimplemented: text`.
     r"^[^\s:]+:\d+:\d+: (?!warning|note)[^:]+: .*$",
-    # Any other error, even the last line of collect2 or clang.
+    # There is only the last line of collect2 or clang.
     r"^.*\berror: .*$",
 )
 # Advice for the user, by a pattern in the output.
@@ -51,8 +50,7 @@ def explain(error: Exception, folder: Path) -> BuildError:
         return error
     # torch runs the compiler to get its version, and lets this error through.
     if isinstance(error, subprocess.CalledProcessError):
-        cxx = os.environ.get("CXX", "c++")
-        return BuildError(f"{cxx!r} does not work as a C++ compiler: {error}")
+        return BuildError(f"the C++ compiler does not work: {error}")
     # An OSError of the dynamic loader has no number, one of the file system has.
     if isinstance(error, OSError) and error.errno is None:
         reason = error if error.__cause__ is None else error.__cause__
@@ -61,9 +59,11 @@ def explain(error: Exception, folder: Path) -> BuildError:
         advice = "Set TORCH_EXTENSIONS_DIR to another folder"
         return BuildError(f"cannot build in {folder}: {error}. {advice}")
     output = str(error)
+    if not isinstance(error.__cause__, subprocess.CalledProcessError):  # no build tool has failed
+        return BuildError(output)
     cause = find_cause(output)
     if not cause:
-        cause = _silent_failure(error)
+        cause = _silent_failure(output, error.__cause__.returncode)
     return BuildError(f"{cause}\n\nThe whole output:\n{output}")
 
 
@@ -82,14 +82,14 @@ def find_cause(output: str) -> str:
     return ""
 
 
-def _silent_failure(error: Exception) -> str:
+def _silent_failure(output: str, ninja_status: int) -> str:
     """Return a sentence about a build tool that failed without a message.
 
-    The tool is a compiler or ninja itself. ninja prints the exit status of a compiler, from version
-    1.12 on. The exit status of ninja is in torch's exception.
+    The tool is a compiler or ninja itself. From version 1.13 on, ninja prints the exit status of a
+    compiler.
     """
-    printed = re.search(r"^FAILED: \[code=(-?\d+)\]", str(error), re.MULTILINE)
-    status = int(printed[1]) if printed else getattr(error.__cause__, "returncode", 0)
+    printed = re.search(r"^FAILED: \[code=(-?\d+)\]", output, re.MULTILINE)
+    status = int(printed[1]) if printed else ninja_status
     # If signal N kills a compiler, ninja prints 128 + N. If it kills ninja, torch gets -N.
     signal_number = -status if status < 0 else status - 128
     if signal_number in set(signal.Signals):
@@ -102,7 +102,7 @@ def _silent_failure(error: Exception) -> str:
 def _killed_by(killer: signal.Signals) -> str:
     """Return a sentence about a build tool that was killed by a signal."""
     cause = f"a build tool was killed by signal {killer.value} ({killer.name}), without a message"
-    # The system also kills a compiler that overflows its stack. The usual limit is 8 MiB.
+    # A compiler is killed, too, if its stack overflows. The usual limit is 8 MiB.
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if limit != resource.RLIM_INFINITY and limit < 8 << 20:
         cause += f". The stack is limited to {limit >> 10} KiB: ulimit -s 8192"

@@ -20,13 +20,13 @@ from kernels.build.errors import BuildError, say
 CXX_FLAGS = [
     "-O3",  # with -O2, GCC 12 vectorizes only loops that need no checks and no remainder loop
     "-falign-loops=64",  # a short loop across two cache lines is slower (docs/EXPERIMENTS.md)
-    "-ffp-contract=off",  # CPUs with and without an FMA unit compute the same bits
+    "-ffp-contract=off",  # all CPUs compute the same bits; aarch64 would use FMA by default
     "-fopenmp",
     "-fvisibility=hidden",
     "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include only operators they use, not all 2,000
 ]
 CUDA_FLAGS = [
-    "--split-compile=0",  # a thread for each core because nvcc gets all kernels as one file
+    "--split-compile=0",  # 0: a thread for each core. nvcc gets all kernels as one file
     "-std=c++17",  # newer versions of torch ask for C++20, which takes a tenth longer to compile
     # torch defines these macros, which remove operators and conversions of half types. Without the
     # macros, a kernel means the same as when it is compiled without torch.
@@ -35,7 +35,7 @@ CUDA_FLAGS = [
     "-U__CUDA_NO_HALF_CONVERSIONS__",
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 ]
-# GCC's garbage collector takes a seventh of the compilation, and memory is not short.
+# GCC's garbage collector takes a seventh of the compilation. It does not run below 4,000,000 KiB.
 GCC_SPEED_FLAGS = ["--param=ggc-min-heapsize=4000000"]
 
 
@@ -130,7 +130,7 @@ def _requested_targets() -> set[str]:
 
 
 def warn_of_ignored_targets() -> None:
-    """Say that TORCH_CUDA_ARCH_LIST has no effect in a CPU build of torch."""
+    """Warn if TORCH_CUDA_ARCH_LIST is set, but torch is a build for CPUs."""
     if os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.version.cuda:
         say(
             "TORCH_CUDA_ARCH_LIST is set, but this torch is a build for CPUs alone, and so are the "
@@ -139,15 +139,15 @@ def warn_of_ignored_targets() -> None:
 
 
 def compatible_targets(target: str) -> set[str]:
-    """Return the targets whose code runs on the GPU that `target` names.
+    """Return the targets of builds that may be loaded where `target` is needed.
 
     A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
-    A target with an "a" is compatible only with itself, because only its code has the kernels for
-    its tensor cores.
+    Two kinds of targets are compatible only with themselves: those with an "a", because only their
+    code has the kernels for their tensor cores, and PTX, which is for GPUs that are not here.
     """
-    if target.endswith("a"):
+    if target.endswith("a") or target.startswith("compute_"):
         return {target}
     number = int(re.sub(r"\D", "", target))  # 86
     first_of_major_version = number // 10 * 10  # 80
@@ -175,7 +175,7 @@ def cpp_extension() -> ModuleType:
 
 
 def cxx_compiler() -> str:
-    """Return the C++ compiler that torch calls: a name or a path, without arguments."""
+    """Return the C++ compiler for builds: a name or a path. Arguments in CXX are not supported."""
     chosen = os.environ.get("CXX")
     return chosen if chosen else "c++"
 
@@ -189,11 +189,18 @@ def nvcc_compiler(cuda_home: Path) -> str:
 def read_version(compiler: str) -> str:
     """Return what `--version` prints, without the first word; empty if the compiler is missing.
 
-    The first word is the name by which the compiler was called. Without it, `c++` and `g++-12` have
-    the same version text if they are the same compiler.
+    GCC's first word is the name by which it was called. Without it, `c++` and `g++-12` have the
+    same version text if they are the same compiler. GCC would translate the rest to the user's
+    language.
     """
     try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [compiler, "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"LC_ALL": "C"},
+        )
     except OSError:
         return ""
     _, _, version = done.stdout.partition(" ")
@@ -201,10 +208,9 @@ def read_version(compiler: str) -> str:
 
 
 def find_cuda_home() -> Path | None:
-    """Return the folder of a CUDA toolkit that has nvcc and its headers, or None.
+    """Return the first folder that has nvcc and its headers, or None.
 
-    The first of these folders is taken: those in which torch looks, /usr/local/cuda, and where pip
-    installs a toolkit.
+    The folders are those in which torch looks, and those where pip installs a toolkit.
     """
     # If torch's build tools are imported already, a user may have set their CUDA_HOME.
     build_tools = sys.modules.get("torch.utils.cpp_extension")
@@ -240,13 +246,13 @@ def check_tools(toolchain: Toolchain) -> None:
 
 
 def _check_nvcc(toolchain: Toolchain) -> None:
-    """Raise a BuildError if nvcc is missing, of another CUDA version, or too old for a target."""
+    """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
     cuda = torch.version.cuda
-    # With this variable set to an empty text, `cuda_targets` returns an empty list.
+    # With an empty value there are no targets: no GPU is visible, or none is requested.
     variable = "CUDA_VISIBLE_DEVICES" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST"
     advice = (
-        f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or from CUDA 13 on pip "
-        f'install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {variable}= to build for the CPU'
+        f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or (since CUDA 13) "
+        f'pip install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {variable}= to build for the CPU'
     )
     if toolchain.cuda_home is None:
         raise BuildError(f"building the kernels for CUDA needs nvcc and its headers. {advice}")
@@ -274,16 +280,18 @@ def find_ninja() -> str | None:
 
 @contextlib.contextmanager
 def build_environment(toolchain: Toolchain) -> Iterator[None]:
-    """Set what torch's build tools read, and restore it at the end.
+    """Set the environment of a build, and restore it at the end. Call `check_tools` before.
 
     PATH gets the folder of ninja. torch's `CUDA_HOME` becomes the toolkit's folder. The compilers'
-    messages become English so that `errors.py` finds the cause of an error in them.
+    messages become English so that `errors.py` finds the cause of an error in them. torch would
+    take an empty CXX for the compiler's name.
     """
     build_tools = cpp_extension()
     cuda_home = build_tools.CUDA_HOME
     changes = {
         "PATH": os.environ.get("PATH", "") + os.pathsep + str(Path(find_ninja()).parent),
         "LC_ALL": "C",
+        "CXX": cxx_compiler(),
     }
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)

@@ -93,7 +93,8 @@ def test_an_unknown_entry_of_the_variable_raises(monkeypatch, entry):
         ("sm_90a", ["sm_90a"], ["sm_80", "sm_100"]),
         ("sm_100", ["sm_100", "sm_103"], ["sm_120", "sm_110", "sm_90a"]),
         ("compute_80", ["sm_80", "sm_87", "sm_120"], ["sm_75", "sm_90a"]),
-        ("compute_90", ["sm_100", "sm_121"], ["sm_90a", "sm_89"]),
+        ("compute_90", ["sm_100", "sm_121"], ["sm_90a", "sm_89", "compute_100"]),
+        ("sm_80", ["sm_80"], ["compute_86"]),  # PTX is requested for GPUs of the future
     ],
 )
 def test_a_gpu_runs_the_code_of_compatible_targets(code, supported, unsupported):
@@ -148,6 +149,20 @@ def test_compilers_accept_all_flags_without_a_warning(compiler, tmp_path):
     command = [compiler, *toolchain.CXX_FLAGS, "-Werror", "-c", "-xc++", "/dev/null", "-o", "a.o"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_versions_are_compared_in_english(monkeypatch, tmp_path):
+    """GCC translates the text of `--version` to the language of the locale."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    compiler = tool(tmp_path, "c++", 'echo "c++ 12 $LC_ALL"')
+    assert toolchain.read_version(str(compiler)) == "12 C"
+
+
+def test_an_empty_cxx_counts_as_not_set(monkeypatch):
+    monkeypatch.setenv("CXX", "")
+    tools = toolchain.find_toolchain()
+    with toolchain.build_environment(tools):
+        assert toolchain.cxx_compiler() == cpp_extension.get_cxx_compiler() == "c++"
 
 
 def test_ninja_is_found_beside_python(tmp_path, monkeypatch):
@@ -282,21 +297,21 @@ def test_compiler_errors_come_first_and_name_the_file(monkeypatch, compiler):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("exit 1", "does not work as a C++ compiler: "),
+        ("exit 1", "the C++ compiler does not work: "),
         ("exit 0", "the library that was just built does not load: "),
         ('case " $* " in *" -c "*) exit 1;; *) exec c++ "$@";; esac',
          "FAILED: a build tool ended with exit status 1"),
         ('case " $* " in *" -c "*) kill -9 $$;; *) exec c++ "$@";; esac',
          "a build tool was killed by signal 9 (SIGKILL), without a message"),
-        ('case " $* " in *" -c "*) echo "a.cpp:1:10: schwerwiegender Fehler: omp.h" >&2; exit 1;; '
-         '*) exec c++ "$@";; esac', "a.cpp:1:10: schwerwiegender Fehler: omp.h"),
+        ('case " $* " in *" -c "*) echo "a.cpp:1:10: sorry, unimplemented: omp.h" >&2; exit 1;; '
+         '*) exec c++ "$@";; esac', "a.cpp:1:10: sorry, unimplemented: omp.h"),
         ('case " $* " in *-shared*) exec c++ "$@" -lnothing;; *) exec c++ "$@";; esac',
          "cannot find -lnothing"),
     ],
 )  # fmt: skip
 def test_the_first_line_says_why_a_compiler_failed(monkeypatch, tmp_path, script, message):
     version = subprocess.check_output(["ninja", "--version"], text=True)
-    if tuple(map(int, version.split(".")[:2])) < (1, 12) and " tool " in message:
+    if tuple(map(int, version.split(".")[:2])) < (1, 13) and " tool " in message:
         message = "a build tool failed without a message"  # this ninja reports no exit status
     monkeypatch.setenv("CXX", str(tool(tmp_path, "failing-c++", script)))
     assert message in error_of().splitlines()[0]
@@ -325,6 +340,11 @@ def test_the_first_real_error_is_found_and_explained(first, last, hint):
     assert found == first
     assert bool(hints) == bool(hint)
     assert hint in "".join(hints)
+
+
+def test_an_error_that_is_not_of_a_build_tool_keeps_its_message():
+    error = errors.explain(RuntimeError("CUDA error: out of memory"), Path())
+    assert str(error) == "CUDA error: out of memory"
 
 
 def test_an_import_that_fails_has_one_traceback_with_our_error(tmp_path):
