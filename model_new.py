@@ -30,9 +30,9 @@ __all__ = ["SOLUTIONS", "LinearReluDivideNew", "ModelNew"]
 def compile_and_load(**arguments: object) -> None:
     """Call torch's `load_inline`, which compiles sources and loads the library.
 
-    `load_extensions` calls this function for each extension that has no finished build. Torch's
-    build tools are imported here because their import takes a second. If all builds are finished,
-    they are needed only to read TORCH_CUDA_ARCH_LIST on a host without a GPU.
+    `load_extensions` calls this function for each extension that it does not find in the cache.
+    Torch's build tools are imported here because their import takes a second. With all extensions
+    in the cache, these tools are needed only to read TORCH_CUDA_ARCH_LIST on a host without a GPU.
     """
     from torch.utils import cpp_extension
 
@@ -40,12 +40,12 @@ def compile_and_load(**arguments: object) -> None:
 
 
 # Each problem's sources become one extension, which registers the problem's operators in a
-# namespace of its own, `torch.ops.<namespace>`. All extensions are compiled at the same time.
+# namespace of its own, `torch.ops.<namespace>`.
 sources = {problem: kernels.read_sources(problem) for problem in kernels.SOURCES}
 namespaces = load_extensions(sources, compile_and_load)
 relu_ops = getattr(torch.ops, namespaces["relu"])
 linear_ops = getattr(torch.ops, namespaces["linear_relu_divide"])
-# torch.utils.flop_counter then counts the arithmetic of our operators too.
+# torch.utils.flop_counter then counts the arithmetic of the linear operator too.
 register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 
 # Eager calls use the operator as a built-in function, which is the fastest way to call it.
@@ -53,10 +53,10 @@ relu_builtin = as_builtin(relu_ops.relu.default)
 
 # The linear operator, for eager calls.
 linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
-# This operator as Dynamo puts it into a graph: torch's `OpOverload`.
+# This operator as torch.compile puts it into a graph: torch's `OpOverload`.
 linear_overload = linear_ops.linear_relu_divide.default
-# A program that torch.export saves refers to operators by name. The name in the stable namespace
-# does not change with the sources.
+# The same for torch.export. A saved program refers to operators by name. The name in the stable
+# namespace does not change with the sources.
 linear_stable_overload = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
 
 reference = kernels.load_reference()
@@ -70,8 +70,8 @@ class ModelNew(reference.Model):
     forward-mode tangent. It passes everything else to torch's own op.
 
     Args:
-        inplace: overwrite x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does it, not the
-            kernels.
+        inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does
+            it, not the kernels.
     """
 
     # The default for objects that are made without this constructor: a user may assign ModelNew to
@@ -90,7 +90,7 @@ class ModelNew(reference.Model):
                 float16, bfloat16 and integers.
 
         Returns:
-            A new dense tensor of x's shape, dtype and device; x itself if `inplace`.
+            A new tensor of x's shape, dtype and device; x itself if `inplace`.
 
         Raises:
             RuntimeError: x is bool; or `inplace`, and x is a leaf that requires gradients.
@@ -101,7 +101,7 @@ class ModelNew(reference.Model):
             return torch.relu_(x)
         if is_scripting():  # TorchScript cannot compile the lines below
             return torch.relu(x)
-        if is_relu_intercepted(x):
+        if is_relu_intercepted(x):  # by Python code that must see torch's call, or by Dynamo
             return torch.relu(x)
         if type(x) is Tensor:
             return relu_builtin(x)
@@ -145,7 +145,7 @@ class LinearReluDivideNew(reference.LinearReluDivide):
             RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.
             TypeError: x is not a tensor.
         """
-        if is_scripting():  # TorchScript cannot check `linear` for hooks
+        if is_scripting():  # TorchScript cannot compile the lines below
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_overload, linear_stable_overload)

@@ -1,12 +1,13 @@
-"""The sources of the kernels, as text, and the Python that calls them.
+"""The kernels' sources, and the Python that builds and calls the kernels.
 
 launchers.h      declares the functions that run the kernels, on raw pointers, sizes and a stream
 torch_support/   C++ between the problems and torch: tensors, operators, autograd
 relu/            ReLU: CUDA and CPU kernels, the operator that calls them, and dispatch.py, which
                  chooses between the operator and torch's ops
-linear/          the same for Linear -> ReLU -> divide; flops.py counts the operator's arithmetic
+linear/          the same for Linear -> ReLU -> divide, with a folder for each group of kernels;
+                 flops.py counts the operator's arithmetic
 common/          what several CUDA kernels share; sizes.h is for the CPU, too
-cpu/             what several CPU kernels share
+cpu/             what CPU kernels share, and the memory of large outputs on a CPU
 build/           Python: from these sources to a loaded extension, or to a single-file bundle
 interception.py  Python: detects other code that must see the calls of torch's functions
 """
@@ -28,7 +29,7 @@ if sys.version_info < (3, 10):  # noqa: UP036, older Pythons run this
 if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 9):
     raise ImportError(f"torch {torch.__version__} is too old, 2.9 is needed")
 
-# For each problem, the files that a compiler gets. `read_sources` adds the headers they include.
+# For each problem, the files to compile. `read_sources` adds the headers that they include.
 SOURCES = {
     "relu": [
         "relu/relu_op.cpp",
@@ -99,7 +100,11 @@ def load_reference() -> ModuleType:
     if "kernels.model" not in sys.modules:
         module = importlib.util.module_from_spec(our_spec)
         sys.modules["kernels.model"] = module
-        our_spec.loader.exec_module(module)
+        try:
+            our_spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules["kernels.model"]
+            raise
     return sys.modules["kernels.model"]
 
 

@@ -6,7 +6,7 @@ cache.py       the cache of builds on disk: where it is, and which builds may be
 errors.py      BuildError, messages to the user, and the cause of an error in a compiler's output
 bundle.py      the single-file bundle of `python run.py PROBLEM --bundle FILE`
 
-`model_new.py` calls `load_extensions` of extension.py, which uses the three files below it:
+`model_new.py` calls `load_extensions` of extension.py, which uses the three files after it:
 
     load_extensions     toolchain: which compilers, GPUs and flags are there?
                         make the key of each extension, from its sources and flags
@@ -14,5 +14,5 @@ bundle.py      the single-file bundle of `python run.py PROBLEM --bundle FILE`
                         otherwise compile, load and publish it in the cache
       explain           if that fails: search the compilers' output for the cause (errors.py)
 
-bundle.py uses none of these, except the compilers' flags.
+bundle.py uses only the flags in toolchain.py.
 """

@@ -1,7 +1,7 @@
 """Loads the problems' extensions, and builds those that are not in the cache.
 
-An extension is a problem's sources as a shared library. A build is such a library, compiled for
-certain GPUs by certain compilers.
+An extension is a problem's sources with the flags to compile them. A build is the library that
+certain compilers made of it for certain GPUs.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ QUIET_S = 2.0  # seconds; if a build takes longer, the user is told what takes s
 
 @dataclass(frozen=True)
 class Extension:
-    """The library that is compiled for a problem.
+    """The sources of a problem and their flags, with a key that is made from them.
 
     Attributes:
         problem: the problem's name.
         sources: the text of each source file, by its path in the package `kernels`.
-        cxx_flags: the flags of the C++ compiler, except those that only make compiling faster.
-        key: a digest of everything that the library depends on, except compilers and GPUs. The
+        cxx_flags: the flags of the C++ compiler that are part of the key.
+        key: a digest of the sources, of flags, and of the versions of torch and Python. The
             manifest of each build names its compilers and GPUs, and `_fits` compares them.
     """
 
@@ -63,7 +63,8 @@ def load_extensions(
 ) -> dict[str, str]:
     """Load the operators of several problems, from the cache if possible.
 
-    Extensions that are not in the cache are compiled first, all at the same time.
+    Extensions that are not in the cache are compiled, all at the same time. With MAX_JOBS=1, they
+    are compiled one after the other.
 
     Args:
         sources: for each problem, the text of each source file by its path.
@@ -74,7 +75,8 @@ def load_extensions(
         For each problem the namespace of its operators, `torch.ops.<namespace>`.
 
     Raises:
-        BuildError: an extension is not in the cache and cannot be built; the message says why.
+        BuildError: an extension is not in the cache and cannot be built, or TORCH_CUDA_ARCH_LIST
+            is wrong; the message says why.
     """
     tools = toolchain.find_toolchain()
     extensions = [_make_extension(problem, texts, tools) for problem, texts in sources.items()]
@@ -101,7 +103,8 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
         # nvcc takes these as flags too.
         [os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")],
         [torch.__version__, torch.version.git_version],
-        importlib.machinery.EXTENSION_SUFFIXES[0],  # Python's version, and the CPU's architecture
+        # Python's version, because torch links libtorch_python, and the CPU's architecture.
+        importlib.machinery.EXTENSION_SUFFIXES[0],
     ]
     key = hashlib.sha256(json.dumps(parts_of_key).encode()).hexdigest()[:16]
     return Extension(problem, sources, flags, key)
@@ -163,21 +166,23 @@ class _Builder:
         return False
 
     def _build_all(self, extensions: list[Extension]) -> None:
-        """Build several extensions at the same time, each in a thread of its own."""
+        """Build several extensions, each in a thread of its own; with MAX_JOBS=1, in one thread."""
+        # torch limits the compilers of one extension to MAX_JOBS.
+        threads = 1 if os.environ.get("MAX_JOBS") == "1" else len(extensions)
         cache.check_executable(self.folder)
         toolchain.check_tools(self.tools)
         toolchain.warn_of_ignored_targets()
-        # While torch loads a library it changes these flags of the process, and then restores them.
-        # If two threads load, the second may find the first one's flags, and restore those.
+        # While torch loads a library it changes the process's flags for dlopen, and then restores
+        # them. If two threads load, the second may find the first one's flags, and restore those.
         dlopen_flags = sys.getdlopenflags()
         try:
             with (
                 _announce_slow_build(extensions, self.folder),
                 _silence_torch(),
                 toolchain.build_environment(self.tools),
-                ThreadPoolExecutor() as pool,
+                ThreadPoolExecutor(threads) as pool,
             ):
-                # `list` waits for all threads, and raises the first exception of a thread.
+                # `list` raises a thread's exception. The end of `with` waits for the other threads.
                 list(pool.map(self._build, extensions))
         finally:
             sys.setdlopenflags(dlopen_flags)
@@ -185,18 +190,18 @@ class _Builder:
     def _build(self, extension: Extension) -> None:
         """Compile and load an extension, and publish the build in the cache."""
         with cache.build_lock(self.folder, extension.name):
+            # While this process waited, another one may have been killed, or have built it.
             cache.remove_leftovers(self.folder)
-            # Another process may have built it while this one waited for its turn.
             if self._load_from_cache(extension):
                 return
             with cache.unfinished_folder(self.folder) as build_folder:
-                self._compile(extension, build_folder)
+                self._compile_and_load(extension, build_folder)
                 library = build_folder / f"{extension.name}.so"
                 build = cache.Build(library, self.tools.targets, self.tools.compilers)
                 cache.publish(build_folder, build)
 
-    def _compile(self, extension: Extension, build_folder: Path) -> None:
-        """Compile and load an extension in the folder of its build.
+    def _compile_and_load(self, extension: Extension, build_folder: Path) -> None:
+        """Compile an extension in the folder of its build, and load it from there.
 
         The sources are written to files. `load_inline` gets texts that only include these files, so
         that a compiler's error names the real file and line.
@@ -249,14 +254,14 @@ def _announce_slow_build(extensions: list[Extension], folder: Path) -> Iterator[
         timer.cancel()
     seconds = time.monotonic() - start
     if seconds > QUIET_S:
-        say(f"compiled in {seconds:.0f} s")
+        say(f"ready after {seconds:.0f} s")
 
 
 @contextlib.contextmanager
 def _silence_torch() -> Iterator[None]:
-    """Silence torch's warnings that there is no GPU, and that clang is not GCC."""
+    """Silence torch's build tools, which warn that there is no GPU, and that clang is not GCC."""
     logger = logging.getLogger("torch.utils.cpp_extension")
-    # A filter passes the records of loggers with its name, and no logger has this one.
+    # This filter rejects every record, because it passes only those of a logger with its name.
     silence = logging.Filter("nothing has this name")
     logger.addFilter(silence)
     try:

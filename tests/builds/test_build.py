@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import shutil
 import textwrap
 import zipfile
 
@@ -61,7 +62,24 @@ def test_a_first_import_says_that_it_compiles(tmp_path):
     first, second = done.stderr.splitlines()
     assert first.startswith("kernels: compiling relu and other. This happens once, and usually")
     assert first.endswith(f"The result is kept in {tmp_path}/kernels-{os.geteuid()}")
-    assert re.fullmatch(r"kernels: compiled in \d+ s", second)
+    assert re.fullmatch(r"kernels: ready after \d+ s", second)
+
+
+def test_max_jobs_1_builds_one_extension_after_the_other(tmp_path):
+    """Torch itself would run one compiler for each extension at the same time."""
+    code = """
+        import time
+        from kernels.build.extension import load_extensions
+        def load_inline(name, build_directory, **_):
+            print("start")
+            time.sleep(0.2)
+            print("end")
+            open(f"{build_directory}/{name}.so", "w").close()
+        load_extensions({"relu": {"a.cpp": ""}, "other": {"a.cpp": ""}}, load_inline)
+    """
+    folder = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    events = printed(code, tmp_path, forked, MAX_JOBS="1", **folder).split()
+    assert events == ["start", "end", "start", "end"]
 
 
 def test_a_build_leaves_the_process_unchanged(tmp_path):
@@ -184,6 +202,27 @@ def test_another_module_called_model_is_left_alone(tmp_path):
         assert not hasattr(model_new.ModelNew, "unrelated")
     """
     printed(code, tmp_path, forked, path=(tmp_path, ROOT))
+
+
+def test_a_model_that_cannot_be_imported_raises_each_time(tmp_path):
+    """The first error leaves no module that has a part of its classes only."""
+    for name, text in (
+        ("other", ""),
+        ("project", "class Model: ...\nraise RuntimeError('broken')"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.py").write_text(text)
+    shutil.copytree(ROOT / "kernels", tmp_path / "project" / "kernels")
+    code = """
+        import kernels
+        for _ in range(2):
+            try:
+                kernels.load_reference()
+            except RuntimeError as error:
+                print(error)
+    """
+    path = (tmp_path / "other", tmp_path / "project")
+    assert printed(code, tmp_path, forked, path=path) == "broken\nbroken\n"
 
 
 def test_the_replacements_are_subclasses_of_the_references():
