@@ -20,7 +20,7 @@ from kernels.build.errors import BuildError, say
 CXX_FLAGS = [
     "-O3",  # with -O2, GCC 12 vectorizes only loops that need no checks and no remainder loop
     "-falign-loops=64",  # a short loop across two cache lines is slower (docs/EXPERIMENTS.md)
-    "-ffp-contract=off",  # all CPUs compute the same bits; aarch64 would use FMA by default
+    "-ffp-contract=off",  # on aarch64, GCC would use FMA, which rounds differently
     "-fopenmp",
     "-fvisibility=hidden",
     "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include only operators they use, not all 2,000
