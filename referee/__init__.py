@@ -93,12 +93,12 @@ comparison/: whether results are right
     quantity             a result or gradient of training steps, over several draws
     gradient_rules       the rules by which such a gradient is wrong
     reference_tensor     a result of the reference, with which a solution's is compared
-    requirements         the demands on a result that hold in any draw of inputs
+    result_spec          the demands on a result that hold in any draw of inputs
     reference_values     the values of such a result, as eager and float64 give them
     other_draws          a result for other inputs than those that set its error budget
     second_look          which wrong elements rounding explains
     mistakes             mistakes of a result in words
-    limits, budget       how far off a result may be
+    budget               how far off a result may be
     accuracy             how far off it is
     compare              bits and distance of two tensors
 

@@ -14,7 +14,7 @@ from time import monotonic
 import torch
 
 from referee.comparison.quantity import Quantity
-from referee.comparison.requirements import Requirements
+from referee.comparison.result_spec import ResultSpec
 from referee.contestants.contestant import Contestant
 from referee.contestants.role import Role
 from referee.contestants.state import State, StateError
@@ -73,9 +73,9 @@ class Findings:
 
     Attributes:
         is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
-        requirements: for each result, the reference's demands. A timed call must meet them, too.
-        relies_on_inputs: whether the solution may rely on what `get_inputs` draws: its results for
-            other inputs have differed from the reference's, or none could be compared.
+        result_specs: for each result, the reference's demands. A timed call must meet them, too.
+        may_rely_on_inputs: whether the solution may rely on what `get_inputs` draws: its results
+            for other inputs have differed from the reference's, or none could be compared.
         times: the times under the current precision setting; None before the forwards are timed.
         quantities: results and gradients of a training step, with their error budgets; empty if the
             file is forward only or gradients were not compared.
@@ -84,9 +84,9 @@ class Findings:
     # Set by check_own_gradients, read by check_gradients.
     is_forward_only: bool = False
     # Set by check_values, read there and by time_forwards.
-    requirements: list[Requirements] = field(default_factory=list)
+    result_specs: list[ResultSpec] = field(default_factory=list)
     # Set by check_other_inputs and check_case, read by check_gradients.
-    relies_on_inputs: bool = False
+    may_rely_on_inputs: bool = False
     # Set by time_forwards, read by time_training_steps.
     times: TimesOfSetting | None = None
     # Set by check_gradients, read by time_training_steps and check_step_memory, which empties it if
@@ -161,12 +161,12 @@ class Grading:
         torch.set_float32_matmul_precision(self.problem.precision)
         self.solution.ask("set_precision", setting=self.problem.precision)
 
-    def construct(self, arguments: list | None = None, compare: bool = False) -> None:
+    def construct(self, arguments: list | None = None, check_first_values: bool = False) -> None:
         """Construct both modules under one seed and give the solution the reference's parameters.
 
         Args:
             arguments: the constructors' arguments; None for the problem's own.
-            compare: whether both constructors must have drawn the same values.
+            check_first_values: whether both constructors must have drawn the same values.
         """
         seed = new_seed()
         self.reference.construct(seed, arguments)
@@ -174,7 +174,7 @@ class Grading:
             arguments = self.problem.arguments
         dtype = self.problem.file.dtype
         try:
-            self.state.construct(dtype, seed, self.reference.module, arguments, compare)
+            self.state.construct(dtype, seed, self.reference.module, arguments, check_first_values)
         except StateError as error:
             raise NotCorrectError(WRONG, str(error)) from None
 

@@ -53,15 +53,15 @@ def compare_buffers(
         case_name: the case in messages.
     """
     names = [name for name in reference_buffers if _is_surely_matched(grading, name)]
-    requirements = [reference_buffers[name].requirements for name in names]
+    specs = [reference_buffers[name].spec for name in names]
     reply = grading.solution.ask(
         "describe_buffers",
-        names=[grading.state.names[name] for name in names],
-        outputs=room_for_copies(grading, requirements),
+        names=[grading.state.own_name_of[name] for name in names],
+        outputs=room_for_copies(grading, specs),
     )
     for i, (name, description) in enumerate(zip(names, reply["buffers"], strict=True)):
         prefix = f"{case_name}: its buffer {name}"
-        check_description(grading, description, requirements[i], f"{prefix}: ")
+        check_description(grading, description, specs[i], f"{prefix}: ")
         got = read_result(grading, description, prefix, ResultIndex(0, i))
         mistake = reference_buffers[name].compare(flat_reals(got)).mistake
         if mistake:
@@ -75,4 +75,4 @@ def _is_surely_matched(grading: Grading, name: str) -> bool:
     Where the referee cannot read the solution's memory, a buffer of another name was found by its
     shape alone, and may be another one.
     """
-    return grading.solution.is_readable or grading.state.names[name] == name
+    return grading.solution.is_readable or grading.state.own_name_of[name] == name

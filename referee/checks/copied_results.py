@@ -10,20 +10,18 @@ from collections.abc import Sequence
 
 import torch
 
-from referee.comparison.requirements import Requirements
+from referee.comparison.result_spec import ResultSpec
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 
 
-def room_for_copies(
-    grading: Grading, requirements: Sequence[Requirements | None]
-) -> list[dict] | None:
+def room_for_copies(grading: Grading, specs: Sequence[ResultSpec | None]) -> list[dict] | None:
     """Make room for copies of the results of one call; return a list of their location.
 
     Args:
         grading: the file under grading.
-        requirements: those of each result; None where the reference has no result.
+        specs: the reference's demands on each result; None where the reference has no result.
 
     Returns:
         None if results are read in place.
@@ -31,14 +29,14 @@ def room_for_copies(
     memory = grading.resources.memory
     if not memory.are_results_copied:
         return None
-    return memory.room_for([[_blank(required, grading.device) for required in requirements]])
+    return memory.room_for([[_blank(spec, grading.device) for spec in specs]])
 
 
-def _blank(required: Requirements | None, device: torch.device) -> torch.Tensor | None:
+def _blank(spec: ResultSpec | None, device: torch.device) -> torch.Tensor | None:
     """Return a tensor of a result's shape and dtype, with any values; None if there is none."""
-    if required is None:
+    if spec is None:
         return None
-    return torch.empty(required.shape, dtype=required.dtype, device=device)
+    return torch.empty(spec.shape, dtype=spec.dtype, device=device)
 
 
 def check_copies_stay(grading: Grading, case_name: str, call_count: int) -> None:

@@ -13,7 +13,7 @@ from referee.checks.returned_results import check_complete, check_results, read_
 from referee.comparison.case import Case
 from referee.comparison.compare import flat_reals
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
-from referee.comparison.requirements import Requirements
+from referee.comparison.result_spec import ResultSpec
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
@@ -35,11 +35,11 @@ class CheckedCase(NamedTuple):
 
     Attributes:
         comparisons: the comparisons with the reference's results.
-        requirements: the reference's demands on results.
+        specs: the reference's demands on the results.
     """
 
     comparisons: list[Comparison]
-    requirements: list[Requirements]
+    specs: list[ResultSpec]
 
 
 EXCUSED = CheckedCase([], [])
@@ -78,7 +78,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
         comparisons.append(result.comparison)
     _keep_result(grading, reference_tensors)
     grading.resources.free_results(grading.solution)
-    return CheckedCase(comparisons, [tensor.requirements for tensor in reference_tensors])
+    return CheckedCase(comparisons, [tensor.spec for tensor in reference_tensors])
 
 
 def _previous_inputs(grading: Grading) -> list:
@@ -105,8 +105,8 @@ def _compare_results(
         reply: describes the solution's.
     """
     returned = reply["returned"][0]
-    requirements = [tensor.requirements for tensor in reference_tensors]
-    descriptions = check_results(grading, case.name, returned, requirements)
+    specs = [tensor.spec for tensor in reference_tensors]
+    descriptions = check_results(grading, case.name, returned, specs)
     for result_index, (tensor, description) in enumerate(
         zip(reference_tensors, descriptions, strict=True)
     ):
@@ -123,7 +123,7 @@ def _note_another_function(grading: Grading, case: Case, result: ComparedResult)
     is_allowed = case.may_differ and result.comparison.is_gross
     if not is_allowed or resemblance(grading, result):
         raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:MAX_LINE_LENGTH])
-    grading.findings.relies_on_inputs = True
+    grading.findings.may_rely_on_inputs = True
     grading.verdict.notes.append(f"differs from the reference for {case.name}")
 
 
@@ -135,14 +135,14 @@ def _ask(grading: Grading, case: Case, reference_tensors: list[ReferenceTensor])
         fill_new_tensors=case.fill_new_tensors,
         is_recorded=case.is_recorded,
         result_bytes=_bytes_of(reference_tensors),
-        outputs=room_for_copies(grading, [tensor.requirements for tensor in reference_tensors]),
+        outputs=room_for_copies(grading, [tensor.spec for tensor in reference_tensors]),
     )
 
 
 def _bytes_of(reference_tensors: list[ReferenceTensor]) -> int:
     """Return the bytes of all results of the reference."""
-    requirements = [tensor.requirements for tensor in reference_tensors]
-    return sum(required.numel * required.dtype.itemsize for required in requirements)
+    specs = [tensor.spec for tensor in reference_tensors]
+    return sum(spec.numel * spec.dtype.itemsize for spec in specs)
 
 
 def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
@@ -164,7 +164,7 @@ def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
 def _keep_result(grading: Grading, reference_tensors: list[ReferenceTensor]) -> None:
     """Keep the reference's first result, so that a later result that replays it is recognized."""
     first = reference_tensors[0]
-    tells_enough = not may_agree_by_chance(first.requirements.numel, first.requirements.dtype)
+    tells_enough = not may_agree_by_chance(first.spec.numel, first.spec.dtype)
     if tells_enough and _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES:
         grading.earlier_results.append(first.eager.cpu())
         del grading.earlier_results[:-MAX_EARLIER_RESULTS]

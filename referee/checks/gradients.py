@@ -125,7 +125,7 @@ def _note_errors_of_gradients(grading: Grading) -> None:
                 grading.problem.setting,
                 quantity.name,
                 solution=quantity.comparison.errors,
-                reference=quantity.requirements.limits.reference_errors,
+                reference=quantity.spec.reference_errors,
             )
 
 
@@ -167,7 +167,7 @@ def _judge_quantities(grading: Grading, quantities: list[Quantity]) -> Outcome:
         return Outcome(quantities)
     # A function that equals the reference only for drawn inputs may have other gradients of them.
     are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
-    if grading.findings.relies_on_inputs and are_all_of_inputs:
+    if grading.findings.may_rely_on_inputs and are_all_of_inputs:
         names = ", wrong ".join(quantity.name for quantity in wrong)
         return Outcome([], f"forward only: wrong {names}")
     mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
@@ -219,8 +219,8 @@ def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity
         return False
     grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
     for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
-        before = quantity.requirements
-        if before and tensor and before.shape != tensor.requirements.shape:
+        before = quantity.spec
+        if before and tensor and before.shape != tensor.spec.shape:
             return False  # its shape depends on the inputs' values
         quantity.begin_step(tensor)
     return True
@@ -242,7 +242,7 @@ def _compare_quantities(
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):
-        if quantity.requirements is None:
+        if quantity.spec is None:
             continue
         prefix = f"{quantity.name}, recorded: "
         index = ResultIndex(0, result_index)
@@ -250,11 +250,11 @@ def _compare_quantities(
         check_complete(reply["elements"], result_index, got, quantity.name)
         if isinstance(quantity, ResultQuantity):
             inputs = grading.latest_inputs
-            quantity.compare(got, grading.reference.rounded_otherwise(inputs, result_index))
+            quantity.judge_untimed(got, grading.reference.rounded_otherwise(inputs, result_index))
         elif are_masked:
-            quantity.compare_strictly(got)
+            quantity.judge_strictly(got)
         else:
-            quantity.compare(got)
+            quantity.judge_untimed(got)
 
 
 def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict:
@@ -267,15 +267,15 @@ def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantit
     grading.write_inputs([step.inputs])
     grading.write_state()
     resources.memory.write_output_gradients([step.output_gradients])
-    requirements = [quantity.requirements for quantity in quantities]
+    specs = [quantity.spec for quantity in quantities]
     try:
         return grading.solution.ask(
             "run_checked_step",
             inputs=resources.memory.input_locations(1),
             output_gradients=resources.memory.output_gradient_locations(1),
-            parameters=[grading.state.names[name] for name in step.parameters],
+            parameters=[grading.state.own_name_of[name] for name in step.parameters],
             result_bytes=_largest_bytes(quantities),
-            outputs=room_for_copies(grading, requirements),
+            outputs=room_for_copies(grading, specs),
         )
     except RaisedError as raised:
         if "CUDA error" in str(raised.args[0].get("text")):
@@ -288,8 +288,8 @@ def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantit
 
 def _largest_bytes(quantities: list[Quantity]) -> int:
     """Return the bytes of the largest result or gradient of the reference."""
-    existing = [quantity.requirements for quantity in quantities if quantity.requirements]
-    return max(requirements.numel * requirements.dtype.itemsize for requirements in existing)
+    existing = [quantity.spec for quantity in quantities if quantity.spec]
+    return max(spec.numel * spec.dtype.itemsize for spec in existing)
 
 
 def _note_on_missing_gradients(
@@ -308,10 +308,10 @@ def _note_on_missing_gradients(
         )
     missing = []
     for quantity, description in zip(quantities, descriptions, strict=True):
-        if quantity.requirements and description.get("type") == "NoneType":
+        if quantity.spec and description.get("type") == "NoneType":
             missing.append(quantity.name)
     if not missing:
         return ""
-    gradients = [quantity for quantity in quantities[output_count:] if quantity.requirements]
+    gradients = [quantity for quantity in quantities[output_count:] if quantity.spec]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
     return f"forward only{which}"[:MAX_LINE_LENGTH]

@@ -25,7 +25,7 @@ def check_other_inputs(grading: Grading) -> None:
         return
     compared_kinds = _compare_unusual_inputs(grading) if problem.input_source.float_indices else []
     if not compared_kinds:
-        grading.findings.relies_on_inputs = True
+        grading.findings.may_rely_on_inputs = True
     grading.verdict.notes += describe_trivial_results(problem, compared_kinds)
     repeating_indices = problem.input_source.repeating_indices
     if problem.input_source.repeats:

@@ -12,7 +12,7 @@ def check_own_cases(grading: Grading) -> None:
         if case.setting != problem.setting:
             grading.set_precision(case.setting)
         if grading.reference.module is None or case.arguments is not None:
-            grading.construct(case.arguments, compare=True)
+            grading.construct(case.arguments, check_first_values=True)
         if case.state == "other":
             grading.reference.redraw_values()
         elif case.state is not None:

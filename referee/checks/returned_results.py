@@ -6,7 +6,7 @@ it with the reference's result, and read the values in the memory of the solutio
 
 import torch
 
-from referee.comparison.requirements import Requirements
+from referee.comparison.result_spec import ResultSpec
 from referee.contestants.descriptions import ResultIndex, elements_share_memory
 from referee.contestants.forms import dtype_name
 from referee.contestants.reading import (
@@ -29,7 +29,7 @@ def check_results(
     grading: Grading,
     case_name: str,
     returned: dict,
-    reference_results: list[Requirements] | list[torch.Tensor],
+    reference_results: list[ResultSpec] | list[torch.Tensor],
 ) -> list[dict]:
     """Check nesting, types, shapes and dtypes of a call's results, and that their memory is new.
 
@@ -78,7 +78,7 @@ def check_new_memory(
 def check_description(
     grading: Grading,
     description: dict,
-    reference_result: Requirements | torch.Tensor,
+    reference_result: ResultSpec | torch.Tensor,
     prefix: str,
 ) -> None:
     """Check the type, dtype, device and shape of a result.
@@ -104,7 +104,7 @@ def check_description(
 
 
 def check_elements_apart(
-    description: dict, reference_result: Requirements | torch.Tensor, prefix: str
+    description: dict, reference_result: ResultSpec | torch.Tensor, prefix: str
 ) -> None:
     """Check that no elements of a result share memory, unless some of the reference's do.
 

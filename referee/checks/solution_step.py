@@ -60,8 +60,8 @@ def read_quantity(
         prefix: the beginning of a message.
         index: its index in the reply.
     """
-    check_description(grading, description, quantity.requirements, prefix)
+    check_description(grading, description, quantity.spec, prefix)
     if quantity.kind is Kind.RESULT:
-        check_elements_apart(description, quantity.requirements, prefix)
+        check_elements_apart(description, quantity.spec, prefix)
         check_new_memory(grading, description, index.result_index, prefix.removesuffix(": "))
     return read_result(grading, description, quantity.name, index)

@@ -96,7 +96,7 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     descriptions = reply["returned"][0]["results"]
     for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=False)):
         may_change = quantity.kind is Kind.RESULT and i in grading.problem.sharing_results
-        is_tensor = quantity.requirements and description.get("type") == "Tensor"
+        is_tensor = quantity.spec and description.get("type") == "Tensor"
         if is_tensor and not may_change and not is_in_shared_memory(grading, description):
             values = read_result(grading, description, quantity.name, ResultIndex(0, i))
             held_tensors.append(HeldTensor(quantity.name, description, values.clone()))

@@ -9,7 +9,7 @@ A round is:
     3. In the solution's turn its whole results are compared, and its inputs and parameters.
 
 Short calls share a request: each has inputs and a result of its own. `comparison/__init__` has a
-picture of the classes that judge a result; here it begins at `Requirements`.
+picture of the classes that judge a result; here it begins at `ResultSpec`.
 """
 
 from time import sleep
@@ -232,14 +232,14 @@ def _compare_result(
         index: the result's index in the reply.
     """
     drawn = drawn_calls[index.call_index]
-    other_draws = grading.findings.requirements[index.result_index].other_draws
+    in_other_draws = grading.findings.result_specs[index.result_index].in_other_draws
     rounded_otherwise = grading.reference.rounded_otherwise(drawn.inputs, index.result_index)
     eager_result = drawn.eager_results[index.result_index]
-    mistake = other_draws.find_mistake(got, eager_result, rounded_otherwise)
+    mistake = in_other_draws.find_mistake(got, eager_result, rounded_otherwise)
     if not mistake:
         return
     for other in drawn_calls:
         its_result = other.eager_results[index.result_index]
-        if other is not drawn and other_draws.find_mistake(got, its_result) is None:
+        if other is not drawn and in_other_draws.find_mistake(got, its_result) is None:
             raise NotCorrectError(WRONG, "a timed call's result is that of another call")
     raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:MAX_LINE_LENGTH])

@@ -211,9 +211,9 @@ class _StepRunner:
         other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
         for result_index, quantity in enumerate(self.quantities):
             eager_result = drawn.eager_results[result_index]
-            if quantity.requirements is None or eager_result is None:
+            if quantity.spec is None or eager_result is None:
                 continue
-            if quantity.requirements.shape != list(eager_result.shape):
+            if quantity.spec.shape != list(eager_result.shape):
                 raise ChangingShapeError
             description = descriptions[result_index]
             got = self._read(
@@ -222,10 +222,10 @@ class _StepRunner:
             if isinstance(quantity, ResultQuantity):
                 inputs = drawn.arguments.inputs
                 rounded_otherwise = reference.rounded_otherwise(inputs, result_index)
-                quantity.compare_timed(got, eager_result, rounded_otherwise)
+                quantity.judge_timed(got, eager_result, rounded_otherwise)
             else:
                 error_of_other_roundings = partial(other_roundings.error_of, result_index)
-                quantity.compare_timed(got, eager_result, error_of_other_roundings)
+                quantity.judge_timed(got, eager_result, error_of_other_roundings)
 
     def _read(
         self,

@@ -73,7 +73,7 @@ def check_values(grading: Grading) -> None:
     """Compare results at the timed size: as constructed and with other parameters and inputs."""
     compared = _compare_forwards(grading)
     _check_accuracy(grading, compared)
-    reference_errors = grading.findings.requirements[0].limits.reference_errors
+    reference_errors = grading.findings.result_specs[0].reference_errors
     has_errors = reference_errors.largest != 0  # ReLU has none
     if grading.problem.file.has_own_cases and has_errors:
         grading.verdict.note_errors(
@@ -101,7 +101,7 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
         case = Case(_forward_name(grading, index), inputs, fill_new_tensors=is_last)
         checked = check_case(grading, case)
         compared.add(checked.comparisons)
-        grading.findings.requirements = checked.requirements
+        grading.findings.result_specs = checked.specs
     return compared
 
 
@@ -111,7 +111,7 @@ def _construct_or_redraw(grading: Grading) -> None:
         grading.reference.redraw_values()
     else:
         grading.progress("constructing", "the module")
-        grading.construct(compare=True)
+        grading.construct(check_first_values=True)
 
 
 def _inputs_of_forward(grading: Grading, index: int) -> list:
@@ -239,11 +239,11 @@ def _check_held_result(
     for result_index, description in enumerate(descriptions):
         if result_index in grading.problem.sharing_results:
             continue
-        other_draws = grading.findings.requirements[result_index].other_draws
+        in_other_draws = grading.findings.result_specs[result_index].in_other_draws
         index = ResultIndex(call_index, result_index)
         got = read_result(grading, description, call.name, index).reshape(-1)
         rounded_otherwise = grading.reference.rounded_otherwise(call.inputs, result_index)
-        mistake = other_draws.find_mistake(got, eager_results[result_index], rounded_otherwise)
+        mistake = in_other_draws.find_mistake(got, eager_results[result_index], rounded_otherwise)
         if not mistake:
             continue
         reason = f"{call.name}: {mistake}"
@@ -263,11 +263,11 @@ def _is_result_of_a_call(
         result_index: which of a call's results they may be.
         calls: the calls.
     """
-    other_draws = grading.findings.requirements[result_index].other_draws
+    in_other_draws = grading.findings.result_specs[result_index].in_other_draws
     for call in calls:
         eager_result = grading.reference.eager_results(call.inputs)[result_index]
         has_its_size = eager_result.numel() == len(got)
-        if has_its_size and other_draws.find_mistake(got, eager_result) is None:
+        if has_its_size and in_other_draws.find_mistake(got, eager_result) is None:
             return True
     return False
 

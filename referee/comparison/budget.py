@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from referee.comparison.accuracy import CLASSES, ErrorSizes
+from referee.comparison.accuracy import CLASSES, ErrorSizes, typical_error
+from referee.comparison.reference_values import ReferenceValues
 
 FACTOR = 32
 ROUNDINGS = 8  # of the result; allowed even where eager's result is exact
@@ -42,11 +43,14 @@ class Budget:
         atol, rtol: an element whose right value is y may be off by atol + rtol |y|, as in
             `torch.allclose`.
         mean_limit: the largest mean error.
+        typical_limit: the largest typical error, see `accuracy.typical_error`. It is the same in
+            any draw, and infinity where there is no exact result.
     """
 
     atol: float = 0.0
     rtol: float = 0.0
     mean_limit: float = math.inf
+    typical_limit: float = math.inf
 
     def allowed(self, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element may be.
@@ -114,20 +118,59 @@ class _Leniency:
         from_plain_sum = DEVIATIONS_OF_MEAN * self.sum_deviation * reference.root_mean_square
         return max(from_error, from_plain_sum)
 
+    def typical_limit_for(self, typical: float) -> float:
+        """Return the largest typical error, for eager's typical error.
 
-def budget_from_errors(reference: ErrorSizes, dtype: torch.dtype, terms: int) -> Budget:
+        It is the limit for an element of typical size, with eager's typical error in place of its
+        largest one. Both are relative to the typical size, so the size itself is 1.
+        """
+        return self.atol_for(typical, root_mean_square=1.0) + self.rtol
+
+
+def budget_and_errors(
+    values: ReferenceValues, terms: int, in_tf32: torch.Tensor | None
+) -> tuple[Budget, ErrorSizes]:
+    """Return the error budget of a result in floats, and the errors from which it follows.
+
+    These are eager's errors, or those of the result in TF32 if that is further off. They are zeros
+    where there is no exact result.
+
+    Args:
+        values: the reference's result for the draw that sets the budget.
+        terms: the number of terms of the longest sum.
+        in_tf32: the flat result in float64 from operands rounded to TF32, if eager may use TF32;
+            None otherwise.
+    """
+    dtype = values.eager.dtype
+    if values.exact is None:
+        return _budget_without_float64(dtype), ErrorSizes()
+    errors = values.errors_of(values.eager)
+    typical = typical_error(values.eager, values.exact)
+    if in_tf32 is not None:
+        errors_in_tf32 = values.errors_of(in_tf32.to(values.eager))
+        if errors_in_tf32.mean > errors.mean:
+            errors = errors_in_tf32
+        typical = max(typical, typical_error(in_tf32, values.exact))
+    return budget_from_errors(errors, dtype, terms, typical), errors
+
+
+def budget_from_errors(
+    reference: ErrorSizes, dtype: torch.dtype, terms: int, typical: float = 0.0
+) -> Budget:
     """Return the error budget of a result whose float64 result is known.
 
     Args:
         reference: the errors of the reference's own result.
         dtype: the dtype of the result.
         terms: the number of terms of the longest sum.
+        typical: the typical error of the reference's own result.
     """
     leniency = _leniency(reference, dtype, terms)
     return Budget(
         atol=leniency.atol_for(reference.largest, reference.root_mean_square),
         rtol=leniency.rtol,
         mean_limit=leniency.mean_limit_for(reference),
+        typical_limit=leniency.typical_limit_for(typical),
     )
 
 
@@ -151,27 +194,11 @@ def budget_in_another_draw(
         rtol=budget.rtol,
         # Eager's result is off itself, so its own error is added.
         mean_limit=growth.of_mean * (mean_limit + eager.mean + free_elements),
+        typical_limit=budget.typical_limit,
     )
 
 
-def typical_limit(typical: float, reference: ErrorSizes, dtype: torch.dtype, terms: int) -> float:
-    """Return the largest typical error of a result, relative to its elements' typical size.
-
-    It is the budget's limit for an element of typical size, with eager's typical error in place of
-    its largest one.
-
-    Args:
-        typical: eager's typical error; see `accuracy.typical_error`.
-        reference: the errors of the reference's own result.
-        dtype: the dtype of the result.
-        terms: the number of terms of the longest sum.
-    """
-    leniency = _leniency(reference, dtype, terms)
-    # The unit is the typical size, so the size itself is 1.
-    return leniency.atol_for(typical, root_mean_square=1.0) + leniency.rtol
-
-
-def budget_without_float64(dtype: torch.dtype) -> Budget:
+def _budget_without_float64(dtype: torch.dtype) -> Budget:
     """Return the error budget of a result that is compared only with eager's."""
     tolerance = TOLERANCES.get(dtype, HALF_TOLERANCE)
     return Budget(atol=tolerance, rtol=tolerance)

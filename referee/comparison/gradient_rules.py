@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from referee.comparison.accuracy import GROSS, count_true
-from referee.comparison.requirements import Requirements
+from referee.comparison.result_spec import ResultSpec
 
 # Far off in one step: ReLU near zero makes at most this relative error.
 MAX_RELATIVE_ERROR = 0.25
@@ -40,7 +40,7 @@ class GradientOfStep:
     """A gradient in one training step, beside the reference's.
 
     Attributes:
-        requirements: the reference's demands, with its own errors.
+        spec: the reference's demands, with its own errors.
         is_right: whether no element is off by too much, nor the elements on average. The errors of
             a right gradient do not count: the rules take them for 0, because a gradient may consist
             of rounding errors alone.
@@ -51,7 +51,7 @@ class GradientOfStep:
             rounded otherwise.
     """
 
-    requirements: Requirements
+    spec: ResultSpec
     is_right: bool
     wrong: torch.Tensor | None = None
     relative_error: float = 0.0
@@ -97,7 +97,7 @@ class FarOffInMostSteps(Rule):
     def add(self, step: GradientOfStep) -> None:
         """Take in one more step."""
         self._steps += 1
-        if step.relative_error > _far_off_limit(step.requirements):
+        if step.relative_error > _far_off_limit(step.spec):
             self._steps_far_off += 1
 
     def is_mistake(self) -> bool:
@@ -172,9 +172,9 @@ class InaccurateInManySteps(Rule):
         return self._inaccurate_steps > MAX_INACCURATE_SHARE * self._steps
 
 
-def _far_off_limit(requirements: Requirements) -> float:
+def _far_off_limit(spec: ResultSpec) -> float:
     """Return the relative error beyond which a gradient counts as far off in a step."""
-    own_error = requirements.limits.reference_errors.relative
+    own_error = spec.reference_errors.relative
     if own_error == 0:  # there is no float64 result, or no error
         return MAX_RELATIVE_ERROR
     limit = max(MAX_TIMES_OWN_ERROR * own_error, MIN_FAR_OFF)
@@ -188,6 +188,6 @@ def _is_inaccurate(step: GradientOfStep) -> bool:
     deep network it changes all elements a little. The reference's gradient changes as much if it is
     rounded otherwise.
     """
-    if step.typical_error <= step.requirements.limits.typical_limit:
+    if step.typical_error <= step.spec.budget.typical_limit:
         return False  # the usual case, in which no other roundings are computed
     return step.typical_error > MAX_TIMES_OTHER_ROUNDINGS * step.error_of_other_roundings()

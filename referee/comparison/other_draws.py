@@ -30,12 +30,12 @@ class Difference:
     mistake: str | None
 
 
-class OtherDraws:
+class RulesForOtherDraws:
     """Judges a result in other draws, for which only eager's result is known.
 
     Args:
         budget: the error budget in the budget draw.
-        reference_errors: as in `Limits`, for the budget draw.
+        reference_errors: as in `ResultSpec`, for the budget draw.
         count: the number of elements.
         must_equal_eager: whether only eager's values are right.
     """
@@ -74,9 +74,9 @@ class OtherDraws:
         """
         if self._must_equal_eager:
             return self._find_difference(got, eager, rounded_otherwise)
-        return self.compare(got, eager, rounded_otherwise).mistake
+        return self.compare_with_eager(got, eager, rounded_otherwise).mistake
 
-    def compare(
+    def compare_with_eager(
         self,
         got: torch.Tensor,
         eager: torch.Tensor,

@@ -28,7 +28,7 @@ from referee.comparison.gradient_rules import (
 )
 from referee.comparison.mistakes import describe_mean_error
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
-from referee.comparison.requirements import Requirements
+from referee.comparison.result_spec import ResultSpec
 from referee.comparison.second_look import RoundedOtherwise
 from referee.contestants.autograd import is_differentiable
 
@@ -49,7 +49,7 @@ class Quantity(ABC):
         kind: a result, or the gradient of an input or of a parameter.
 
     Attributes:
-        requirements: the reference's demands; None before the first step, and where the reference
+        spec: the reference's demands; None before the first step, and where the reference
             has no such gradient.
         comparison: the comparison of the last untimed step; None before the first.
     """
@@ -57,7 +57,7 @@ class Quantity(ABC):
     def __init__(self, name: str, kind: Kind) -> None:
         self.name = name
         self.kind = kind
-        self.requirements: Requirements | None = None
+        self.spec: ResultSpec | None = None
         self.comparison: Comparison | None = None
         self._reference_tensor: ReferenceTensor | None = None  # of an untimed step
         self._first_mistake = ""
@@ -71,7 +71,7 @@ class Quantity(ABC):
     def begin_step(self, reference_tensor: ReferenceTensor | None) -> None:
         """Take the reference's tensor of an untimed step, None where it has none."""
         self._reference_tensor = reference_tensor
-        self.requirements = reference_tensor.requirements if reference_tensor else None
+        self.spec = reference_tensor.spec if reference_tensor else None
 
     def find_mistake(self) -> str | None:
         """Return in words what is wrong for certain; None if rounding may explain it."""
@@ -79,7 +79,7 @@ class Quantity(ABC):
 
     @abstractmethod
     def without_steps(self) -> "Quantity":
-        """Return a quantity with the same name and requirements, for which no step was compared."""
+        """Return a quantity with the same name and spec, for which no step was compared."""
 
     def _is_wrong_so_far(self) -> bool:
         """Return whether all steps so far show that the quantity is wrong."""
@@ -93,7 +93,7 @@ class Quantity(ABC):
         self._reference_tensor = None
         return self.comparison
 
-    def _judge(self, mistake: str | None) -> None:
+    def _decide(self, mistake: str | None) -> None:
         """Take in a step in which a mistake decides; None if there is none."""
         if mistake:
             self._is_wrong = True
@@ -111,28 +111,30 @@ class ResultQuantity(Quantity):
     def __init__(self, name: str) -> None:
         super().__init__(name, Kind.RESULT)
 
-    def compare(self, got: torch.Tensor, rounded_otherwise: RoundedOtherwise | None = None) -> None:
-        """Compare the solution's result of the untimed step that has begun.
+    def judge_untimed(
+        self, got: torch.Tensor, rounded_otherwise: RoundedOtherwise | None = None
+    ) -> None:
+        """Judge the solution's result of the untimed step that has begun.
 
         Args:
             got: the result.
             rounded_otherwise: yields the reference's results with other roundings.
         """
-        self._judge(self._compare(got, rounded_otherwise).mistake)
+        self._decide(self._compare(got, rounded_otherwise).mistake)
 
-    def compare_timed(
+    def judge_timed(
         self,
         got: torch.Tensor,
         eager: torch.Tensor,
         rounded_otherwise: RoundedOtherwise | None = None,
     ) -> None:
-        """Compare the solution's result of a timed step with eager's."""
-        self._judge(self.requirements.other_draws.find_mistake(got, eager, rounded_otherwise))
+        """Judge the solution's result of a timed step, beside eager's."""
+        self._decide(self.spec.in_other_draws.find_mistake(got, eager, rounded_otherwise))
 
     def without_steps(self) -> "ResultQuantity":
-        """Return a result with the same name and requirements, for which no step was compared."""
+        """Return a result with the same name and spec, for which no step was compared."""
         made = ResultQuantity(self.name)
-        made.requirements = self.requirements
+        made.spec = self.spec
         return made
 
 
@@ -158,19 +160,19 @@ class GradientQuantity(Quantity):
         """True if a single step has shown that the gradient is wrong."""
         return self._is_wrong or self._far_off_in_one_step.is_mistake()
 
-    def compare(self, got: torch.Tensor) -> None:
-        """Compare the solution's gradient of the untimed step that has begun."""
-        if self.requirements.must_equal_eager:
-            self.compare_strictly(got)
+    def judge_untimed(self, got: torch.Tensor) -> None:
+        """Judge the solution's gradient of the untimed step that has begun."""
+        if self.spec.must_equal_eager:
+            self.judge_strictly(got)
             return
         comparison = self._compare(got)
         mistake = self._find_mistake_of(comparison)
         if mistake is None:
-            step = GradientOfStep(self.requirements, is_right=True)
+            step = GradientOfStep(self.spec, is_right=True)
         else:
             self._keep_first(mistake)
             step = GradientOfStep(
-                self.requirements,
+                self.spec,
                 is_right=False,
                 wrong=comparison.wrong,
                 relative_error=comparison.errors.relative,
@@ -178,21 +180,21 @@ class GradientQuantity(Quantity):
         self._wrong_in_every_step.add(step)
         self._far_off_in_one_step.add(step)
 
-    def compare_strictly(self, got: torch.Tensor) -> None:
-        """Compare the solution's gradient of an untimed step in which a mistake decides.
+    def judge_strictly(self, got: torch.Tensor) -> None:
+        """Judge the solution's gradient of an untimed step in which a mistake decides.
 
         In such a step, the outputs' gradients are zero wherever a sum is near zero: the problem
         knows these places.
         """
-        self._judge(self._find_mistake_of(self._compare(got)))
+        self._decide(self._find_mistake_of(self._compare(got)))
 
-    def compare_timed(
+    def judge_timed(
         self,
         got: torch.Tensor,
         eager: torch.Tensor,
         error_of_other_roundings: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Compare the solution's gradient of a timed step with eager's.
+        """Judge the solution's gradient of a timed step with eager's.
 
         Args:
             got: the solution's gradient.
@@ -200,17 +202,17 @@ class GradientQuantity(Quantity):
             error_of_other_roundings: computes the typical error of eager's gradient if it is
                 rounded otherwise.
         """
-        other_draws = self.requirements.other_draws
-        if self.requirements.must_equal_eager:
-            self._judge(other_draws.find_mistake(got, eager))
+        in_other_draws = self.spec.in_other_draws
+        if self.spec.must_equal_eager:
+            self._decide(in_other_draws.find_mistake(got, eager))
             return
-        difference = other_draws.compare(got, eager)
+        difference = in_other_draws.compare_with_eager(got, eager)
         if difference.mistake is None:
-            step = GradientOfStep(self.requirements, is_right=True)
+            step = GradientOfStep(self.spec, is_right=True)
         else:
             self._keep_first(difference.mistake)
             step = GradientOfStep(
-                self.requirements,
+                self.spec,
                 is_right=False,
                 wrong=difference.wrong,
                 relative_error=relative_difference(got, eager),
@@ -221,9 +223,9 @@ class GradientQuantity(Quantity):
             rule.add(step)
 
     def without_steps(self) -> "GradientQuantity":
-        """Return a gradient with the same name and requirements, for which no step was compared."""
+        """Return a gradient with the same name and spec, for which no step was compared."""
         made = GradientQuantity(self.name, self.kind)
-        made.requirements = self.requirements
+        made.spec = self.spec
         return made
 
     def _is_wrong_so_far(self) -> bool:
@@ -237,7 +239,7 @@ class GradientQuantity(Quantity):
         """
         if comparison.wrong.any():
             return comparison.mistake
-        mean_limit = self.requirements.other_draws.budget().mean_limit
+        mean_limit = self.spec.in_other_draws.budget().mean_limit
         if comparison.errors.mean > mean_limit:
             return describe_mean_error(comparison.errors.mean, mean_limit)
         return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from referee.comparison.accuracy import ErrorSizes, ErrorSums, count_true, element_errors
-from referee.comparison.budget import Budget
+from referee.comparison.budget import Budget, budget_and_errors
 from referee.comparison.compare import (
     blocks,
     describe_index,
@@ -14,11 +14,10 @@ from referee.comparison.compare import (
     first_true,
     flat_reals,
 )
-from referee.comparison.limits import Limits, limits_of
 from referee.comparison.mistakes import BEYOND_BUDGET, describe_mean_error
-from referee.comparison.other_draws import OtherDraws
+from referee.comparison.other_draws import RulesForOtherDraws
 from referee.comparison.reference_values import ReferenceValues
-from referee.comparison.requirements import Requirements
+from referee.comparison.result_spec import ResultSpec
 from referee.comparison.second_look import RoundedOtherwise, find_excused
 
 # Factors by which the errors of two equally accurate results may differ by chance. The mean of many
@@ -50,8 +49,8 @@ class ReferenceTensor:
     """A result or a gradient of the reference for one draw of inputs, with its values.
 
     These values set the error budget. `compare` judges a solution's result for that draw.
-    `requirements` judge results for other draws; they need none of the values, so a caller keeps
-    them and drops the tensor.
+    `spec` judges results for other draws; it needs none of the values, so a caller keeps it and
+    drops the tensor.
 
     A complex number is compared as two real ones.
 
@@ -67,7 +66,7 @@ class ReferenceTensor:
             always so.
 
     Attributes:
-        requirements: the demands on a solution's result, in this draw and in others.
+        spec: the demands on a solution's result, in this draw and in others.
     """
 
     def __init__(  # noqa: PLR0913 - three results, and how far off they may be
@@ -89,16 +88,19 @@ class ReferenceTensor:
         self._length = len(flat_eager)  # numel, or twice as much for complex numbers
         self._must_equal_eager = must_equal_eager
         if must_equal_eager:
-            self._limits = Limits(Budget())
+            self._budget, self._reference_errors = Budget(), ErrorSizes()
         else:
-            self._limits = limits_of(self._values, terms, _flat(in_tf32))
-        self.requirements = Requirements(
+            self._budget, self._reference_errors = budget_and_errors(
+                self._values, terms, _flat(in_tf32)
+            )
+        self.spec = ResultSpec(
             shape=list(eager.shape),
             strides=list(eager.stride()),
             dtype=eager.dtype,
             must_equal_eager=must_equal_eager,
-            limits=self._limits,
-            other_draws=self._other_draws(),
+            budget=self._budget,
+            reference_errors=self._reference_errors,
+            in_other_draws=self._rules_for_other_draws(),
         )
 
     @property
@@ -124,9 +126,7 @@ class ReferenceTensor:
         comparison = self._compare(got)
         if comparison.mistake is None or rounded_otherwise is None:
             return comparison
-        excused = find_excused(
-            comparison.wrong, got, self.eager, self._limits.budget, rounded_otherwise
-        )
+        excused = find_excused(comparison.wrong, got, self.eager, self._budget, rounded_otherwise)
         if excused is None:
             return comparison
         return self._compare(got, excused)
@@ -179,7 +179,7 @@ class ReferenceTensor:
             return self._describe_wrong_elements(wrong, got)
         if has_element_limits:  # then the mean is not limited
             return None
-        mean_limit = self._limits.budget.mean_limit
+        mean_limit = self._budget.mean_limit
         if errors.mean > mean_limit:
             return describe_mean_error(errors.mean, mean_limit)
         return None
@@ -193,13 +193,13 @@ class ReferenceTensor:
         else:
             fault = BEYOND_BUDGET
             expected = self._values.expected(slice(first, first + 1))
-        index = describe_index(first, self.requirements.shape, self.requirements.dtype)
+        index = describe_index(first, self.spec.shape, self.spec.dtype)
         values = describe_values(got[first], expected)
         return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {index}: {values}"
 
     def _is_as_accurate_as_eager(self, errors: ErrorSizes) -> bool:
         """Return whether a result's errors are as small as eager's, except for chance."""
-        eager_errors = self._limits.reference_errors
+        eager_errors = self._reference_errors
         is_max_small = errors.largest <= CHANCE_OF_MAX * eager_errors.largest
         is_mean_small = errors.mean <= CHANCE_OF_MEAN * eager_errors.mean
         return is_max_small and is_mean_small
@@ -207,18 +207,20 @@ class ReferenceTensor:
     def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:
         """Return how far off each element of a block may be."""
         if self._element_limits is None:
-            return self._limits.budget.allowed(expected)
+            return self._budget.allowed(expected)
         # A limit is not finite where operands are not. The result must be exact there. Usually it
         # is not finite either, and its error is 0 or infinity, see `element_errors`.
         return self._element_limits[block].nan_to_num(0, 0, 0)
 
-    def _other_draws(self) -> OtherDraws:
+    def _rules_for_other_draws(self) -> RulesForOtherDraws:
         """Return the rules for other draws, by the distance from eager's result there."""
-        budget, reference_errors = self._limits.budget, self._limits.reference_errors
+        budget = self._budget
         if self._element_limits is not None:
             mean_limit = max(budget.mean_limit, _mean(self._element_limits))
             budget = replace(budget, mean_limit=mean_limit)
-        return OtherDraws(budget, reference_errors, self._length, self._must_equal_eager)
+        return RulesForOtherDraws(
+            budget, self._reference_errors, self._length, self._must_equal_eager
+        )
 
 
 def _flat(x: torch.Tensor | None) -> torch.Tensor | None:

@@ -44,13 +44,13 @@ class State:
         pool: the shared memory.
 
     Attributes:
-        names: the contestant's names of its matched tensors, by the reference's names.
+        own_name_of: the contestant's names of its matched tensors, by the reference's names.
     """
 
     def __init__(self, contestant: Contestant, pool: Pool) -> None:
         self._contestant = contestant
         self._region = Region(pool)
-        self.names: dict[str, str] = {}
+        self.own_name_of: dict[str, str] = {}
 
     @property
     def location(self) -> dict:
@@ -63,7 +63,7 @@ class State:
         seed: int,
         module: torch.nn.Module,
         arguments: list,
-        compare: bool = False,
+        check_first_values: bool = False,
     ) -> None:
         """Have the contestant construct its module and move its state into shared memory.
 
@@ -73,7 +73,7 @@ class State:
             seed: the seed of the constructor; `module` was constructed under it, too.
             module: the reference's module.
             arguments: the constructor's arguments.
-            compare: whether both constructors must have drawn the same values.
+            check_first_values: whether both constructors must have drawn the same values.
 
         Raises:
             StateError: the states do not match.
@@ -87,10 +87,10 @@ class State:
         )
         by_name = {str(description.get("name")): description for description in reply["state"]}
         reference_state = module.state_dict()
-        self.names = self._match(by_name, reference_state)
-        descriptions = [by_name[self.names[name]] for name in reference_state]
+        self.own_name_of = self._match(by_name, reference_state)
+        descriptions = [by_name[self.own_name_of[name]] for name in reference_state]
         _check_repeats(descriptions, reference_state)
-        if compare:
+        if check_first_values:
             self._check_first_values(descriptions, reference_state)
         if reference_state:
             self._move(descriptions, list(reference_state.values()))
@@ -100,24 +100,24 @@ class State:
 
         A forward may have assigned a new tensor to a buffer.
         """
-        if self.names:
+        if self.own_name_of:
             self._contestant.ask(
-                "adopt", names=list(self.names.values()), location=self._region.location
+                "adopt", names=list(self.own_name_of.values()), location=self._region.location
             )
 
     def write(self, values: list[torch.Tensor]) -> None:
         """Write new values, in the order of the reference's state."""
-        if self.names:
+        if self.own_name_of:
             self._region.write(values)
 
     def rewrite(self) -> None:
         """Write the same values once more."""
-        if self.names:
+        if self.own_name_of:
             self._region.rewrite()
 
     def fill_with_nan(self) -> None:
         """Fill all values with NaN, see `Region.fill_with_nan`; `rewrite` restores them."""
-        if self.names:
+        if self.own_name_of:
             self._region.fill_with_nan()
 
     def changed_parameters(self, buffers: set[str]) -> list[str]:
@@ -128,16 +128,16 @@ class State:
         Args:
             buffers: the reference's names of its buffers, which a forward may change.
         """
-        if not self.names:
+        if not self.own_name_of:
             return []
-        names = list(self.names)
+        names = list(self.own_name_of)
         changed_names = [names[i] for i in self._region.changed_values()]
         return [name for name in changed_names if name not in buffers]
 
     def close(self) -> None:
         """Give the memory back to the pool; the contestant has ended."""
         self._region.close()
-        self.names = {}
+        self.own_name_of = {}
 
     def _move(self, descriptions: list[dict], values: list[torch.Tensor]) -> None:
         """Move the contestant's matched tensors into the region, with the reference's values."""

@@ -26,12 +26,12 @@ class _TriedResult:
     """
 
     def __init__(self, tensor: ReferenceTensor, copy_candidates: list[int]) -> None:
-        self.numel = tensor.requirements.numel
+        self.numel = tensor.spec.numel
         self.copied_inputs = set(copy_candidates)
         self.is_constant = True
         self.is_equal = True
         self._first = tensor.eager
-        self._other_draws = tensor.requirements.other_draws
+        self._in_other_draws = tensor.spec.in_other_draws
 
     @property
     def is_trivial(self) -> bool:
@@ -43,12 +43,12 @@ class _TriedResult:
         self.is_constant = self.is_constant and self.is_like_first(result)
         self.is_equal = self.is_equal and _are_equal(result, self._first)
         self.copied_inputs = {
-            i for i in self.copied_inputs if self._other_draws.allows(inputs[i], result)
+            i for i in self.copied_inputs if self._in_other_draws.allows(inputs[i], result)
         }
 
     def is_like_first(self, result: torch.Tensor) -> bool:
         """Return whether the error budget cannot tell a result from the first one."""
-        return self._other_draws.allows(result, self._first)
+        return self._in_other_draws.allows(result, self._first)
 
 
 def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:

@@ -75,7 +75,7 @@ def _clock_note(names: ReportNames, device: str, samples: RoundSamples) -> str:
     """
     overhead = samples.overhead()
     solution_samples = samples.by_name[names.solution]
-    if overhead.is_false(solution_samples):
+    if overhead.shows_false_clock(solution_samples):
         return FALSE_CLOCK
     eager = overhead.seconds_of_calls(samples.by_name[names.eager])
     control = overhead.seconds_of_calls(samples.by_name[names.control])

@@ -40,7 +40,7 @@ class TimedCall(NamedTuple):
     call: str
 
 
-class TimedRequest(NamedTuple):
+class RequestOutcome(NamedTuple):
     """A request and what came of it.
 
     Attributes:
@@ -166,7 +166,7 @@ def time_request(
     call_count: int,
     flush: Callable[[], None],
     templates_of_calls: list[Templates] | None = None,
-) -> TimedRequest:
+) -> RequestOutcome:
     """Time one request of a timed call.
 
     Args:
@@ -192,7 +192,7 @@ def time_request(
     )
     call_seconds = checked_seconds(reply["seconds"], call_count)
     sample = Sample(call_seconds, contestant.seconds, checked_backlog(reply))
-    return TimedRequest(sample, reply, early_elements)
+    return RequestOutcome(sample, reply, early_elements)
 
 
 def checked_seconds(seconds: object, call_count: int) -> list[float]:

@@ -12,7 +12,7 @@ from referee.rounds.step_samples import StepSample, make_step_sample
 from referee.rounds.timed_requests import TimedCall
 
 
-class TimedSteps(NamedTuple):
+class StepsOutcome(NamedTuple):
     """A request of training steps and what came of it.
 
     Attributes:
@@ -31,7 +31,7 @@ def time_steps(
     timed_call: TimedCall,
     step_count: int,
     templates_of_steps: list[Templates] | None = None,
-) -> TimedSteps:
+) -> StepsOutcome:
     """Time the training steps of one request of a timed call.
 
     Args:
@@ -44,7 +44,7 @@ def time_steps(
     contestant = timed_call.contestant
     parameters = grading.reference.parameter_names()
     if contestant is grading.solution:  # its file may give them other names
-        parameters = [grading.state.names[name] for name in parameters]
+        parameters = [grading.state.own_name_of[name] for name in parameters]
     early_elements = EarlyElements(resources, contestant)
     outputs = None
     if templates_of_steps is not None:
@@ -59,7 +59,7 @@ def time_steps(
         outputs=outputs,
     )
     step_sample = make_step_sample(reply, contestant.seconds, step_count)
-    return TimedSteps(step_sample, reply, early_elements)
+    return StepsOutcome(step_sample, reply, early_elements)
 
 
 def count_kept_bytes(grading: Grading) -> dict[str, int]:

@@ -76,7 +76,7 @@ def test_the_budget_forbids_lower_precision(product):
     half = (x.bfloat16() @ weight.bfloat16().T).float().view(-1)
     assert accuracy.accuracy_class(output.compare(half).errors.relative) == "bf16-grade"
     # Each element is within the budget, but not their mean error.
-    off = output.eager + 0.9 * output.requirements.limits.budget.atol
+    off = output.eager + 0.9 * output.spec.budget.atol
     assert output.compare(off).mistake.startswith("mean error")
 
 
@@ -117,10 +117,10 @@ def test_one_wrong_element_is_found(product, value):
     wrong = output.eager.clone()
     wrong[77] = value
     assert output.compare(wrong).mistake.startswith("1 of 1,200 elements")
-    other_draws = output.requirements.other_draws
-    mistake = other_draws.find_mistake(wrong[70:80], output.eager[70:80])
+    in_other_draws = output.spec.in_other_draws
+    mistake = in_other_draws.find_mistake(wrong[70:80], output.eager[70:80])
     assert mistake.startswith("1 of 10 elements")
-    assert other_draws.find_mistake(wrong[:70], output.eager[:70]) is None
+    assert in_other_draws.find_mistake(wrong[:70], output.eager[:70]) is None
 
 
 def test_nan_infinities_and_integers_must_be_equal():
@@ -140,9 +140,9 @@ def test_a_finite_value_is_wrong_where_another_draw_of_eager_is_infinite(exact, 
     output = ReferenceTensor(torch.tensor([1.0, 2.0]), exact)
     eager = torch.tensor([infinity, 2.0])
     got = torch.tensor([5.0, 2.0])
-    assert output.requirements.other_draws.find_mistake(got, eager).startswith("1 of 2 elements")
-    assert output.requirements.other_draws.compare(got, eager).wrong.tolist() == [True, False]
-    assert output.requirements.other_draws.find_mistake(eager, eager) is None
+    assert output.spec.in_other_draws.find_mistake(got, eager).startswith("1 of 2 elements")
+    assert output.spec.in_other_draws.compare_with_eager(got, eager).wrong.tolist() == [True, False]
+    assert output.spec.in_other_draws.find_mistake(eager, eager) is None
 
 
 def errors(got, exact, dtype=torch.float32):
@@ -253,8 +253,8 @@ def test_an_output_of_a_step_has_the_budget_of_a_forward(tmp_path):
     problem = Problem("relu", load(path), torch.device("cpu"))
     module, inputs = problem.construct(0), problem.draw()
     step = StepArguments(module, inputs, draw_gradients(problem.run(module, inputs)), [])
-    in_forward = problem.reference_tensors(module, inputs)[0].requirements.limits.budget
+    in_forward = problem.reference_tensors(module, inputs)[0].spec.budget
     for tensor in step_with_budgets(problem, step).tensors:
-        budget = tensor.requirements.limits.budget
+        budget = tensor.spec.budget
         assert budget.rtol == in_forward.rtol
         assert budget.atol < 1e-6

@@ -64,7 +64,7 @@ def test_eagers_own_result_is_right_however_far_off_it_is(results):
     eager, exact = reference_of(results)
     reference = ReferenceTensor(eager, exact)
     assert reference.compare(eager).mistake is None
-    assert reference.requirements.other_draws.find_mistake(eager, eager) is None
+    assert reference.spec.in_other_draws.find_mistake(eager, eager) is None
 
 
 @EXAMPLES
@@ -76,8 +76,8 @@ def test_a_budget_has_the_unit_of_the_result(rows, exponent):
     """Eager is off by few roundings. All values are multiplied by a power of two."""
     eager, exact = reference_of([(value * (1 + ulps * 2.0**-23), value) for value, ulps in rows])
     unit = 2.0**exponent
-    budget = ReferenceTensor(eager, exact).requirements.limits.budget
-    scaled = ReferenceTensor(unit * eager, unit * exact).requirements.limits.budget
+    budget = ReferenceTensor(eager, exact).spec.budget
+    scaled = ReferenceTensor(unit * eager, unit * exact).spec.budget
     assert scaled.atol == pytest.approx(unit * budget.atol)
     assert scaled.mean_limit == pytest.approx(unit * budget.mean_limit)
     assert scaled.rtol == budget.rtol
@@ -88,7 +88,7 @@ def test_a_budget_has_the_unit_of_the_result(rows, exponent):
 def test_an_element_beyond_its_limit_and_eagers_error_is_wrong(results, factor):
     eager, exact = reference_of(results)
     reference = ReferenceTensor(eager, exact)
-    allowed = reference.requirements.limits.budget.allowed(exact)
+    allowed = reference.spec.budget.allowed(exact)
     limit = torch.maximum(allowed, (eager.double() - exact).abs())
     got = exact.clone()
     got[0] += factor * limit[0] + 1e-3 * exact[0].abs()  # more than float32 rounds

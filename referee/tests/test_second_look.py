@@ -63,7 +63,7 @@ def test_elements_that_rounding_decides_are_excused(name):
     assert any(output.compare(got).mistake for got in honest)
     for got in honest:
         assert output.compare(got, rounded_otherwise).mistake is None
-        assert output.requirements.other_draws.find_mistake(got, eager, rounded_otherwise) is None
+        assert output.spec.in_other_draws.find_mistake(got, eager, rounded_otherwise) is None
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -77,7 +77,7 @@ def test_elements_that_rounding_does_not_decide_stay_wrong(name):
     one_wrong[77, 33] = ~eager[77, 33] if name == "comparison" else eager[77, 33] + 1
     for got in (one_wrong, torch.zeros_like(eager), step(x.flip(0) @ w)):
         assert output.compare(got, rounded_otherwise).mistake
-        assert output.requirements.other_draws.find_mistake(got, eager, rounded_otherwise)
+        assert output.spec.in_other_draws.find_mistake(got, eager, rounded_otherwise)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_the_typical_error_does_not_depend_on_few_elements():
     ):
         quantity = GradientQuantity("gradient of x", Kind.INPUT_GRADIENT)
         quantity.begin_step(ReferenceTensor(eager, exact))
-        quantity.compare_timed(eager, eager)  # a right draw
+        quantity.judge_timed(eager, eager)  # a right draw
         for _ in range(8):
-            quantity.compare_timed(got, eager, lambda error=error_of_other_roundings: error)
+            quantity.judge_timed(got, eager, lambda error=error_of_other_roundings: error)
         assert (quantity.find_mistake() is None) == is_right

@@ -216,7 +216,7 @@ def test_no_clock_makes_a_time_much_shorter_than_the_referees():
         assert median_low(seconds) >= median_low(by_referee)
         least = [its_seconds - overhead.spread / call_count - 1e-9 for its_seconds in by_referee]
         assert all(printed >= bound for printed, bound in zip(seconds, least, strict=True))
-        if not overhead.is_false(samples):
+        if not overhead.shows_false_clock(samples):
             pairs = zip(seconds, samples, strict=True)
             assert all(printed >= sample.mean_call for printed, sample in pairs)
 
@@ -251,7 +251,7 @@ def test_no_time_is_zero():
 
 
 @pytest.mark.parametrize(
-    ("own_of_requests", "is_false"),
+    ("own_of_requests", "is_false_clock"),
     [
         ([[0.1]], False),
         ([[0.09]], True),
@@ -261,9 +261,9 @@ def test_no_time_is_zero():
         ([[0.0], [0.5], [0.5]], False),
     ],
 )
-def test_a_false_clock_shows_less_than_an_empty_call_takes(own_of_requests, is_false):
+def test_a_false_clock_shows_less_than_an_empty_call_takes(own_of_requests, is_false_clock):
     samples = [Sample(own, 20.0) for own in own_of_requests]
-    assert OVERHEAD.is_false(samples) == is_false
+    assert OVERHEAD.shows_false_clock(samples) == is_false_clock
 
 
 # Empty requests take 1 to 11 s: the 10th percentile is 2 s, and the 90th 10 s.

@@ -90,7 +90,7 @@ class Overhead:
     fastest_empty_request: float
     fastest_empty_call: float
 
-    def is_false(self, samples: list[Sample]) -> bool:
+    def shows_false_clock(self, samples: list[Sample]) -> bool:
         """Return whether a process's clock is false: it shows less than an empty call takes."""
         return median_low(sample.mean_call for sample in samples) < self.fastest_empty_call
 
@@ -116,7 +116,7 @@ class Overhead:
         Args:
             samples: the timed call's samples, one for each request.
         """
-        if self.is_false(samples):
+        if self.shows_false_clock(samples):
             by_referee = _seconds_by_referee(samples, self.fastest_empty_request)
             return [max(seconds, self.fastest_empty_call) for seconds in by_referee]
         by_process = [max(sample.mean_call, MIN_SECONDS) for sample in samples]

@@ -1,16 +1,17 @@
-"""Requirements: the reference's demands on a solution's result, in any draw of inputs."""
+"""The specification of a result: what the reference demands of it, in any draw of inputs."""
 
 import math
 from dataclasses import dataclass
 
 import torch
 
-from referee.comparison.limits import Limits
-from referee.comparison.other_draws import OtherDraws
+from referee.comparison.accuracy import ErrorSizes
+from referee.comparison.budget import Budget
+from referee.comparison.other_draws import RulesForOtherDraws
 
 
 @dataclass(frozen=True)
-class Requirements:
+class ResultSpec:
     """The reference's demands on one of a solution's results or gradients.
 
     They follow from the reference's result for one draw of inputs, and hold in other draws, too.
@@ -19,16 +20,18 @@ class Requirements:
     Attributes:
         shape, strides, dtype: of the reference's result.
         must_equal_eager: whether only eager's values are right.
-        limits: how far off a result may be in that draw.
-        other_draws: judges results in other draws.
+        budget: how far off a result may be in that draw.
+        reference_errors: how far off the reference's own result is, see `budget_and_errors`.
+        in_other_draws: judges results in other draws.
     """
 
     shape: list[int]
     strides: list[int]
     dtype: torch.dtype
     must_equal_eager: bool
-    limits: Limits
-    other_draws: OtherDraws
+    budget: Budget
+    reference_errors: ErrorSizes
+    in_other_draws: RulesForOtherDraws
 
     @property
     def numel(self) -> int:
