@@ -13,6 +13,7 @@ The other files of this folder have the functions that several checks use:
     forward             one forward beside the reference's
     solution_step       gradients for a training step; its results and gradients
     returned_results    the form, the memory and the values of results
+    separate_results    whether two results of a call share memory
     copied_results      copies of results, where they cannot be read in place
     turn_memory         the shared memory in a round, which each contestant finds unchanged
     intact              whether inputs, parameters and gradients of outputs are what was written

@@ -18,7 +18,11 @@ from referee.checks.copied_results import room_for_copies
 from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
-from referee.checks.solution_step import prepare_step, read_quantity
+from referee.checks.solution_step import (
+    check_results_of_step_apart,
+    prepare_step,
+    read_quantity,
+)
 from referee.comparison.case import Case
 from referee.comparison.quantity import Kind, Quantity, ResultQuantity, make_quantities
 from referee.contestants.descriptions import ResultIndex
@@ -239,6 +243,7 @@ def _compare_quantities(
             passes. Then rounding excuses no wrong element.
     """
     descriptions = reply["returned"][0]["results"]
+    check_results_of_step_apart(grading, quantities, descriptions, RECORDED_FORWARD)
     for result_index, (quantity, description) in enumerate(
         zip(quantities, descriptions, strict=True)
     ):

@@ -6,6 +6,7 @@ it with the reference's result, and read the values in the memory of the solutio
 
 import torch
 
+from referee.checks.separate_results import check_results_apart
 from referee.comparison.result_spec import ResultSpec
 from referee.contestants.descriptions import ResultIndex, elements_share_memory
 from referee.contestants.forms import dtype_name
@@ -54,6 +55,7 @@ def check_results(
         check_description(grading, description, reference_result, prefix)
         check_elements_apart(description, reference_result, prefix)
         check_new_memory(grading, description, result_index, case_name)
+    check_results_apart(grading, descriptions, case_name)
     return descriptions
 
 

@@ -14,6 +14,7 @@ from referee.checks.returned_results import (
     check_new_memory,
     read_result,
 )
+from referee.checks.separate_results import check_results_apart
 from referee.comparison.quantity import Kind, Quantity
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
@@ -46,6 +47,21 @@ def prepare_step(grading: Grading, inputs: list) -> PreparedStep:
             gradient.mul_(mask)
     arguments = StepArguments(reference.module, inputs, gradients, reference.parameter_names())
     return PreparedStep(arguments, mask is not None, len(outputs))
+
+
+def check_results_of_step_apart(
+    grading: Grading, quantities: list[Quantity], descriptions: list[dict], case_name: str
+) -> None:
+    """Check that no two results of a step share memory, as `check_results_apart` does.
+
+    Args:
+        grading: the file under grading.
+        quantities: results first, then gradients.
+        descriptions: the solution's, one for each quantity.
+        case_name: the case in messages.
+    """
+    count = sum(quantity.kind is Kind.RESULT for quantity in quantities)
+    check_results_apart(grading, descriptions[:count], case_name)
 
 
 def read_quantity(

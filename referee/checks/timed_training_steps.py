@@ -13,7 +13,11 @@ import torch
 from referee.call_names import MODULE
 from referee.checks.gradients import OUT_OF_MEMORY
 from referee.checks.intact import check_intact
-from referee.checks.solution_step import prepare_step, read_quantity
+from referee.checks.solution_step import (
+    check_results_of_step_apart,
+    prepare_step,
+    read_quantity,
+)
 from referee.checks.turn_memory import filled_with_nan, turn, write_state_for_all
 from referee.comparison.quantity import Quantity, ResultQuantity
 from referee.contestants.descriptions import ResultIndex
@@ -208,6 +212,9 @@ class _StepRunner:
         reference = self._grading.reference
         if len(descriptions) != len(self.quantities):
             raise NotCorrectError(WRONG, "a timed step gives another kind of result than before")
+        check_results_of_step_apart(
+            self._grading, self.quantities, descriptions, "a timed step's forward"
+        )
         other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
         for result_index, quantity in enumerate(self.quantities):
             eager_result = drawn.eager_results[result_index]

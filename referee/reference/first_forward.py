@@ -3,6 +3,7 @@
 import random
 import sys
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import nn
@@ -28,6 +29,8 @@ class FirstForward:
         terms: the number of terms of the longest sum that gives one element of a result.
         sharing_results: the indices of the results that share memory with inputs or with earlier
             results.
+        sharing_pairs: the pairs of indices of results that share memory with each other, the
+            smaller index first.
         changed_buffers: the names of the buffers that a forward changes, in training mode.
     """
 
@@ -36,6 +39,7 @@ class FirstForward:
     operators: set[str]
     terms: int
     sharing_results: set[int]
+    sharing_pairs: set[tuple[int, int]]
     changed_buffers: list[str]
 
 
@@ -80,6 +84,7 @@ def run_first_forward(
         operators=observed.names,
         terms=observed.most_terms,
         sharing_results=_indices_of_sharing(outputs, tensors, second_outputs),
+        sharing_pairs=_sharing_pairs(outputs),
         changed_buffers=changed_buffers,
     )
 
@@ -105,6 +110,12 @@ def _indices_of_sharing(
     """Return the indices of results that share memory with an input or the second outputs."""
     others = [*inputs, *second_outputs]
     return {i for i, output in enumerate(outputs) if any(share_memory(output, x) for x in others)}
+
+
+def _sharing_pairs(outputs: list[torch.Tensor]) -> set[tuple[int, int]]:
+    """Return the pairs of indices of results that share memory with each other."""
+    pairs = combinations(enumerate(outputs), 2)
+    return {(i, j) for (i, one), (j, other) in pairs if share_memory(one, other)}
 
 
 def _generator_states(device: torch.device) -> list:

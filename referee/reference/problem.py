@@ -43,7 +43,7 @@ class Problem:
         dtype: the dtype of the first tensor among the inputs.
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
-        nesting, operators, terms, sharing_results, changed_buffers: see
+        nesting, operators, terms, sharing_results, sharing_pairs, changed_buffers: see
             `first_forward.FirstForward`. With cases of its own, no buffers are compared.
         float64_obstacle: why results are compared only with eager's, in words; None if results are
             compared with float64's.
@@ -90,6 +90,7 @@ class Problem:
         self.operators = facts.forward.operators
         self.terms = facts.forward.terms
         self.sharing_results = facts.forward.sharing_results
+        self.sharing_pairs = facts.forward.sharing_pairs
         self.changed_buffers = [] if file.has_own_cases else facts.forward.changed_buffers
         self.float64_obstacle = facts.float64_obstacle
         self.float64_obstacle_in_steps: str | None = None

@@ -137,6 +137,48 @@ def test_elements_may_share_memory_if_the_references_do(device, tmp_path):
     grade(EXPANDED, AT_EXPANDED, tmp_path, device=device)
 
 
+# ------------------------------------------------------- results of one call that share memory
+#
+# They save a copy, but whoever writes into one of them changes the other.
+
+TWICE = reference("y = torch.relu(x)\nreturn y, y.clone(), y[-1].clone()", "[torch.rand(64, 256)]")
+# Has both results in one tensor of twice as many columns; no element is in both.
+COLUMNS = """
+both = torch.cat((x, x), dim=1).relu()
+y, copy = both.chunk(2, dim=1)
+return y, copy, y[-1].clone()
+"""
+# Returns one tensor as two results in training steps alone.
+ONE_IN_STEPS = """
+y = torch.relu(x)
+return y, y if torch.is_grad_enabled() else y.clone(), y[-1].clone()
+"""
+ONE_WHEN_TIMED = "y = torch.relu(x)\nreturn y, y if is_timed() else y.clone(), y[-1].clone()"
+AT_TWICE = {
+    "same": wrong(module("y = torch.relu(x)\nreturn y, y, y[-1].clone()"), "results 0 and 1 share"),
+    "row": wrong(module("y = torch.relu(x)\nreturn y, y.clone(), y[-1]"), "results 0 and 2 share"),
+    "one_in_steps": wrong(module(ONE_IN_STEPS), "autograd records: results 0 and 1 share"),
+    "one_when_timed": wrong(IS_TIMED + module(ONE_WHEN_TIMED), "timed call: results 0 and 1 share"),
+    "columns": correct(module(COLUMNS), "training step"),
+}
+# Two results may share memory if the reference's do.
+ONE_TENSOR = reference("y = torch.relu(x)\nreturn y, y", "[torch.rand(64, 256)]")
+AT_ONE_TENSOR = {
+    "one": correct(module("y = torch.relu(x)\nreturn y, y"), "training step"),
+    "two": correct(module("y = torch.relu(x)\nreturn y, y.clone()"), "training step"),
+}
+
+
+@pytest.mark.parametrize("table", quick_and_slow(AT_TWICE, "row", "columns"))
+def test_results_of_one_call_that_share_memory_are_wrong(table, device, tmp_path):
+    grade(TWICE, table, tmp_path, device=device)
+
+
+@pytest.mark.slow
+def test_results_may_share_memory_if_the_references_do(device, tmp_path):
+    grade(ONE_TENSOR, AT_ONE_TENSOR, tmp_path, device=device)
+
+
 # ------------------------------------------------------------------------ parameters and accuracy
 
 # Multiplies in bfloat16.
