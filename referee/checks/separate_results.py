@@ -4,6 +4,7 @@ A module that returns one tensor as two results saves a copy, but whoever writes
 changes the other.
 """
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -43,8 +44,9 @@ class _Place(NamedTuple):
 
     def some_addresses(self) -> list[int]:
         """Return the first bytes of some elements."""
-        numel = torch.Size(self.shape).numel()
-        indices = [random.SystemRandom().randrange(numel) for _ in range(LOOKED_UP)]
+        numel = math.prod(self.shape)
+        generator = random.SystemRandom()
+        indices = [generator.randrange(numel) for _ in range(LOOKED_UP)]
         offsets = [memory_offset(index, self.shape, self.strides) for index in indices]
         return [self.start + offset * self.item_bytes for offset in offsets]
 
