@@ -15,6 +15,7 @@ import torch
 
 from referee.comparison.quantity import Quantity
 from referee.comparison.result_spec import ResultSpec
+from referee.contestants import processes
 from referee.contestants.contestant import Contestant
 from referee.contestants.role import Role
 from referee.contestants.state import State, StateError
@@ -29,6 +30,9 @@ from referee.verdict_words import WRONG
 TIMEOUT = 300  # default of `Options.timeout`
 RESULTS_ARE_COPIED = (
     "results are copied within the clock, eager's too: the system forbids to read them"
+)
+RUNS_ARE_NOT_COUNTED = (
+    "/proc/PID/schedstat does not count how often threads run, so a stopped process may run unseen"
 )
 
 
@@ -142,6 +146,8 @@ class Grading:
         resources.memory.are_results_copied = not self.solution.is_readable
         if resources.memory.are_results_copied:
             verdict.notes.append(RESULTS_ARE_COPIED)
+        if not processes.counts_runs():
+            verdict.notes.append(RUNS_ARE_NOT_COUNTED)
         self.state = State(self.solution, resources.memory.pool)
         self.reference = ReferenceModule(resources.problem)
         self.latest_inputs: list = []

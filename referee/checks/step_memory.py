@@ -10,7 +10,7 @@ import torch
 
 from referee.checks.gradients import BackwardRaisesError, ask_for_step
 from referee.checks.intact import check_intact
-from referee.checks.returned_results import is_in_shared_memory, read_result
+from referee.checks.returned_results import check_complete, is_in_shared_memory, read_result
 from referee.checks.solution_step import prepare_step
 from referee.checks.values import MAX_HELD_BYTES, MAX_HELD_RESULTS, SHARE_FOR_HELD
 from referee.comparison.compare import first_mismatch
@@ -84,8 +84,8 @@ def _count_of_held_steps(grading: Grading) -> int:
 def _run_step(grading: Grading) -> list[HeldTensor]:
     """Have the solution run a step for new inputs; return what it gives in memory of its own.
 
-    A gradient may be the gradient of an output, in the referee's memory: autograd returns it so for
-    a sum. The next step overwrites it there.
+    A gradient may be in the referee's memory, which the next step overwrites. For example, autograd
+    returns the gradient of a sum as that of its terms.
     """
     quantities = grading.findings.quantities
     inputs = grading.problem.draw()
@@ -99,6 +99,7 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
         is_tensor = quantity.spec and description.get("type") == "Tensor"
         if is_tensor and not may_change and not is_in_shared_memory(grading, description):
             values = read_result(grading, description, quantity.name, ResultIndex(0, i))
+            check_complete(reply["elements"], i, values, quantity.name)
             held_tensors.append(HeldTensor(quantity.name, description, values.clone()))
     return held_tensors
 

@@ -23,6 +23,6 @@ draw. From top to bottom, each is made from the one above it:
     ResultSpec             what stays when the values are freed: the form, `Budget`, `ErrorSizes`,
                            `RulesForOtherDraws`
 
-Both may excuse wrong elements: `RoundedOtherwise` yields the reference's results with other
-roundings, see `second_look`.
+`compare` and `find_mistake` may excuse wrong elements: `RoundedOtherwise` yields the reference's
+results with other roundings, see `second_look`.
 """

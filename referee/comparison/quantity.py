@@ -194,7 +194,7 @@ class GradientQuantity(Quantity):
         eager: torch.Tensor,
         error_of_other_roundings: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Judge the solution's gradient of a timed step with eager's.
+        """Judge the solution's gradient of a timed step, beside eager's.
 
         Args:
             got: the solution's gradient.

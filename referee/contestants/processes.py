@@ -91,6 +91,12 @@ def lists_children() -> bool:
         return False
 
 
+def counts_runs() -> bool:
+    """Return whether the kernel counts how often a thread runs; the referee's own has run."""
+    counts = _schedule_counts([os.getpid()]).values()
+    return any(int(count) > 0 for count in counts)
+
+
 def scheduler_state(pid: int) -> str:
     """Return the letter that /proc has for a process's state; GONE if the process is not there."""
     return _scheduler_state_in(f"/proc/{pid}")

@@ -60,10 +60,19 @@ class InputSource:
         else:
             inputs = _draw_on_cpu(self._file, self._device)
         if forms_of(inputs) != self._form:
-            raise self._file.bad(
-                "get_inputs draws inputs of another form each time; shapes and dtypes must stay"
-            )
+            raise self._file.bad(self._describe_change(inputs))
         return inputs
+
+    def _describe_change(self, inputs: list) -> str:
+        """Return in words how inputs differ from the form of the first ones."""
+        _, first_forms = self._form
+        _, forms = forms_of(inputs)
+        for i, (first, form) in enumerate(zip(first_forms, forms, strict=False)):
+            if "constant" in first and "constant" in form and first != form:
+                return (
+                    f"get_inputs draws another value of input {i} each time; only tensors may vary"
+                )
+        return "get_inputs draws inputs of another form each time; shapes and dtypes must stay"
 
 
 def draw_first(file: ReferenceFile, device: torch.device) -> tuple[list, bool]:

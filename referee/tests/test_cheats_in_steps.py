@@ -117,6 +117,27 @@ def test_results_and_gradients_of_steps_are_new_memory(table, device, tmp_path):
     grade(DOUBLED, table, tmp_path, device=device)
 
 
+# From the fifth untimed step on, which is one of check_step_memory, the process says that it has
+# read another first element of result 0, as if another stream had still been computing it.
+INCOMPLETE = """
+from referee.child.request_handler import RequestHandler
+
+run, calls = RequestHandler.run_checked_step, []
+def run_checked_step(self, *args, **options):
+    reply = run(self, *args, **options)
+    calls.append(0)
+    if len(calls) > 4:
+        reply["elements"] = {"result": 0, "indices": [0], "bytes": "00"}
+    return reply
+RequestHandler.run_checked_step = run_checked_step
+"""
+
+
+def test_later_steps_are_complete_when_they_have_returned(tmp_path):
+    table = {"late": wrong(INCOMPLETE + module("return 2 * x"), "^result 0: .* is not complete")}
+    grade(DOUBLED, table, tmp_path)
+
+
 # The reference returns a view of its input beside a new result.
 WITH_VIEW = reference("return 2 * x, x[:1]", "[torch.randn(64, 256)]")
 OWN_WITH_VIEW = OWN + module("return (Own.apply(x) if torch.is_grad_enabled() else 2 * x), x[:1]")

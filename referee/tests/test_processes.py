@@ -1,6 +1,7 @@
 """Processes are stopped and ended, with all that they have started."""
 
 import ctypes
+import io
 import os
 import platform
 import signal
@@ -21,7 +22,7 @@ from referee.contestants.errors import RaisedError, UnstoppableError, WokenError
 from referee.contestants.pool import Pool
 from referee.contestants.role import Role
 from referee.testing.graded import grade
-from referee.testing.texts import error, module, reference
+from referee.testing.texts import correct, error, module, reference
 from referee.tests.counters import Counter, until
 from referee.verdict import outcome
 from referee.verdict_words import ERROR
@@ -365,4 +366,20 @@ def test_nothing_is_graded_where_the_kernel_does_not_list_children(tmp_path, mon
 
     monkeypatch.setattr(processes, "open", hide_children, raising=False)
     table = {"plain": error(module("return torch.relu(x)"), "CONFIG_PROC_CHILDREN")}
+    grade(reference("return torch.relu(x)", "[torch.rand(8, 64)]"), table, tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "0 0 0\n"])
+def test_a_note_says_that_the_kernel_does_not_count_runs(content, tmp_path, monkeypatch):
+    """As a kernel without CONFIG_SCHED_INFO, or with these counts switched off."""
+
+    def hide_counts(path, *arguments, **options):
+        if not str(path).endswith("/schedstat"):
+            return open(path, *arguments, **options)  # noqa: PTH123 - as the module does
+        if content is None:
+            raise FileNotFoundError
+        return io.StringIO(content)
+
+    monkeypatch.setattr(processes, "open", hide_counts, raising=False)
+    table = {"plain": correct(module("return torch.relu(x)"), "does not count how often threads")}
     grade(reference("return torch.relu(x)", "[torch.rand(8, 64)]"), table, tmp_path)

@@ -55,6 +55,12 @@ BAD = {
         ),
         "a copy of Model raises TypeError: cannot pickle",
     ),
+    "another number": (
+        WIDE.replace("torch.rand(3, 131072)", "torch.rand(3, 8), torch.rand(()).item()").replace(
+            "(self, x)", "(self, x, scale)"
+        ),
+        "get_inputs draws another value of input 1 each time; only tensors may vary",
+    ),
     "other shapes": (
         WIDE.replace("(3,", "(torch.randint(1, 99999, ()),").replace("131072", "3"),
         "of another form each time",

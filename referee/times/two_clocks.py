@@ -96,7 +96,7 @@ class Overhead:
 
     @property
     def spread(self) -> float:
-        """The seconds by which the overheads of requests differ."""
+        """The overhead that is subtracted, less the 10th percentile of eager's, in seconds."""
         return max(self.subtracted - self.eager_p10, 0.0)
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
