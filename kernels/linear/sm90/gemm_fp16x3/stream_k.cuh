@@ -282,35 +282,54 @@ struct Schedule {
   template <typename RowCount>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
                      const RowCount& row_count) {
+    const Line line = make_line(tiles, clusters, row_count);
     const int64_t fair_load = loads.total / clusters;
     const int64_t min_quota = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
-    int64_t quota_end = 0;         // the sum of the quotas up to the cluster's
-    int64_t load_before_tile = 0;  // of the last wave's tiles before `tile`
-    const int first_tile = whole_waves * clusters;
-    int tile = first_tile;
+    int64_t quota_end = 0;  // the sum of the quotas up to the cluster's
     range_begins[0] = 0;
     for (int cluster = 0; cluster < clusters; ++cluster) {
       quota_end += std::max(fair_load - loads.whole_wave_loads[cluster], min_quota);
-      // Go on to the tile in which the quota ends, and cut it there.
-      int range_end = range_begins[cluster];
-      while (tile < tiles) {
-        const int64_t rows = row_count(tile);
-        const int cut = find_cut(quota_end - load_before_tile, rows);
-        range_end = (tile - first_tile) * k_groups + cut;
-        if (cut < k_groups) break;
-        load_before_tile += rows * k_groups;
-        ++tile;
-      }
-      range_begins[cluster + 1] = range_end;
+      range_begins[cluster + 1] = find_cut(line, quota_end);
     }
     // The last range ends with the line, even if its quota, which is rounded, ends before.
-    range_begins[clusters] = (tiles - first_tile) * k_groups;
+    range_begins[clusters] = line.tiles * k_groups;
+  }
+
+  // The tiles of the last wave, put end to end.
+  struct Line {
+    int tiles = 0;
+    int64_t rows[StreamKConfig::kMaxClusters] = {};  // of each tile
+    // The load of the tiles before each tile, and then the load of all.
+    int64_t load_before[StreamKConfig::kMaxClusters + 1] = {};
+  };
+
+  template <typename RowCount>
+  Line make_line(int tiles, int clusters, const RowCount& row_count) const {
+    const int first_tile = whole_waves * clusters;
+    Line line;
+    line.tiles = tiles - first_tile;
+    for (int i = 0; i < line.tiles; ++i) {
+      line.rows[i] = row_count(first_tile + i);
+      line.load_before[i + 1] = line.load_before[i] + line.rows[i] * k_groups;
+    }
+    return line;
+  }
+
+  // Returns after how many k-groups the line is cut if a quota ends at this load.
+  int find_cut(const Line& line, int64_t quota_end) const {
+    const int64_t* const next_tile =
+        std::upper_bound(line.load_before, line.load_before + line.tiles + 1, quota_end);
+    const int tile = static_cast<int>(next_tile - line.load_before) - 1;
+    const bool is_past_line = tile == line.tiles;
+    if (is_past_line) return line.tiles * k_groups;
+    const int64_t load_in_tile = quota_end - line.load_before[tile];
+    return tile * k_groups + find_cut_in_tile(load_in_tile, line.rows[tile]);
   }
 
   // Returns after how many k-groups a tile is cut if a quota ends at this load, counted from the
   // tile's beginning. The cut is at the nearest k-group. If that is within kMinPart of the tile's
-  // beginning or end, or outside the tile, the cut is at the beginning or the end.
-  int find_cut(int64_t load, int64_t rows) const {
+  // beginning or end, the cut is there.
+  int find_cut_in_tile(int64_t load, int64_t rows) const {
     const int64_t nearest = (load + rows / 2) / rows;
     if (nearest > k_groups - StreamKConfig::kMinPart) return k_groups;
     if (nearest < StreamKConfig::kMinPart) return 0;
