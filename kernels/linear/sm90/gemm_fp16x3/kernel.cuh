@@ -69,8 +69,8 @@
 //
 // ----- Why it is fast
 //
-// - Conversion is hidden behind the products: a kernel without it, whose results are wrong, is at
-//   most 1% faster (docs/EXPERIMENTS.md, "Hopper's products", at `highest`).
+// - Conversion runs beside the products. If it did not, the kernel would take 7% longer (measured
+//   with another order of products: docs/EXPERIMENTS.md, "Variants of both orders").
 // - The second warpgroup starts half a k-group after the first. While one of them promotes or
 //   scales, and has no product in flight, products of the other keep the tensor cores busy.
 
