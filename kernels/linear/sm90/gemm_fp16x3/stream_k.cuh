@@ -315,7 +315,9 @@ struct Schedule {
     return line;
   }
 
-  // Returns after how many k-groups the line is cut if a quota ends at this load.
+  // Returns after how many k-groups the line is cut if a quota ends at this load. In the
+  // example, load_before is 0, 9 * 176, 18 * 176. The quota that ends at 12 * 176 ends in the
+  // second tile, 3 * 176 after its beginning. The cut is after 9 + 3 k-groups.
   int find_cut(const Line& line, int64_t quota_end) const {
     const int64_t* const next_tile =
         std::upper_bound(line.load_before, line.load_before + line.tiles + 1, quota_end);
