@@ -77,10 +77,10 @@ using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 // ----- which elements a lane loads and converts
 //
 // A lane loads four times four floats of each piece. Then it converts two octets of the piece,
-// whose floats other lanes have loaded. Lane 27, for example, in the pieces of a k-tile (rows count
-// from the patch's first row, and k from the k-tile's first):
+// whose floats other lanes have loaded. Lane 27, for example, in the pieces of k-tile 0 (rows count
+// from the patch's first row):
 //
-//   row-major                     piece 0            piece 1         ...    piece 3
+//   row-major                     p0                 p1              ...    p3
 //
 //     loads       rows            1, 3, 5, 7         9, 11, 13, 15          25, 27, 29, 31
 //                 k               44 - 47            44 - 47                44 - 47
@@ -101,31 +101,33 @@ struct LaneSource {
   uint64_t policy;     // how long L2 keeps the lines
 };
 
-// A layout, RowMajor or Transposed, has these members. `piece` is 0 to 15, a piece of the patch,
-// and piece_in_k_tile is 0 to 3.
+// A layout, RowMajor or Transposed, has these members. `piece` is 0 to 15, for p0 to p15.
 //
-//   to load pieces (convert_whole_patch)
-//     source_of(weight, first_n, first_k, lane)      from where the lane loads the patch, which
-//                                                    begins at row first_n and element first_k of K
-//     load(buffer, source, piece, lane)              starts the lane's four copies of a piece
-//   to convert a piece (convert_piece)
-//     read(buffer, lane, octet, v)                   reads the lane's octet 0 or 1 of a piece to v
-//     row_index(piece_in_k_tile, octet)              the octet's row is row(lane, row_index)
-//     first_k(lane, piece_in_k_tile)                 the octet's first k, in the k-tile
-//     row(lane, i)                                   row i of the lane, as a row of the patch
-//     kRows                                          the lane's rows: 0 <= i < kRows
-//   to count subnormals (convert_whole_patch, count_found_units)
-//     count_units_of(first_piece, piece_in_k_tile)   the count units that a piece has elements of
-//     kCountsOwnOctets                               a lane counts only octets that it has written
-//                                                    itself. Else the warp needs a __syncwarp
-//                                                    between writing and counting.
-//   to load at the weight's edge (load_edge_octet)
-//     kIsTransposed                                  the weight in memory is [K, N]
+//   kIsTransposed                   the weight in memory is [K, N]
+//
+//   to load a piece
+//     source_of(...)                from where the lane loads the patch that begins at first_n and
+//                                   first_k
+//     load(...)                     starts the lane's four copies of the piece
+//
+//   to convert octets 0 and 1 of a piece
+//     read(...)                     reads the octet from the piece's buffer to v
+//     kRows                         how many rows of a patch the lane converts octets of. It has an
+//                                   array of their scales, scale[kRows].
+//     row(lane, i)                  the row of the patch whose scale is scale[i]
+//     scale_index(piece, octet)     scale[scale_index] is the octet's scale
+//     first_k(lane)                 where octet 0 of p0 begins in its row of the k-tile
+//     octet_offset(piece, octet)    where the octet goes in hi: so many elements after octet 0 of
+//                                   the first piece of its k-tile, for all lanes
+//
+//   to count the subnormals of a piece
+//     count_units_of(piece, first_of_k_tile)
+//                                   the count units that the piece has elements of, as bits; p8,
+//                                   for example, is the first of the k-tile of p9
 //
 // A count unit is a part of a patch in which subnormals are counted (converter_subnormals.cuh). It
 // has 8 rows x 64 of K for both layouts, so for a row-major weight it is a piece. A patch has 16,
-// with the numbers of the row-major pieces. count_units_of returns them as bits, where first_piece
-// is the k-tile's piece 0, as a number in the patch.
+// with the numbers of the row-major pieces.
 
 // A row-major weight. A buffer is [8 rows][64 of K]. The lanes that load and convert it:
 //
@@ -143,11 +145,14 @@ struct RowMajor {
 
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece * ConverterConfig::kPiecesPerKTile;
   __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
-  __host__ __device__ static constexpr int row_index(int piece_in_k_tile, int octet) {
-    return ConverterConfig::kOctetsPerPiece * piece_in_k_tile + octet;
+  __host__ __device__ static constexpr int scale_index(int piece, int octet) {
+    return piece % ConverterConfig::kPiecesPerKTile * ConverterConfig::kOctetsPerPiece + octet;
   }
-  __host__ __device__ static constexpr int first_k(int lane, int /*piece_in_k_tile*/) {
-    return lane % 8 * 8;
+  __host__ __device__ static constexpr int first_k(int lane) { return lane % 8 * 8; }
+  __host__ __device__ static constexpr int octet_offset(int piece, int octet) {
+    const int rows =
+        piece % ConverterConfig::kPiecesPerKTile * ConverterConfig::kRowMajorPieceRows + 4 * octet;
+    return rows * split::kKTileRowNumbers;
   }
 
   __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
@@ -177,16 +182,14 @@ struct RowMajor {
     *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
-  __host__ __device__ static constexpr uint32_t count_units_of(int first_piece,
-                                                               int piece_in_k_tile) {
-    return 1u << (first_piece + piece_in_k_tile);
+  __host__ __device__ static constexpr uint32_t count_units_of(int piece, int /*first_of_k_tile*/) {
+    return 1u << piece;
   }
-  static constexpr bool kCountsOwnOctets = true;
 };
-static_assert(RowMajor::row(27, RowMajor::row_index(/*piece_in_k_tile=*/1, /*octet=*/1)) == 15 &&
-                  RowMajor::first_k(27, /*piece_in_k_tile=*/1) == 24,
-              "octet 1 of lane 27 in piece 1 is row 15, k = 24 to 31");
-static_assert(RowMajor::count_units_of(8, 1) == 1 << 9, "piece 1 of k-tile 2 is p9 of the patch");
+static_assert(RowMajor::row(27, RowMajor::scale_index(/*piece=*/9, /*octet=*/1)) == 15,
+              "octet 1 of lane 27 in p9 is in row 15");
+static_assert(RowMajor::octet_offset(/*piece=*/9, /*octet=*/1) == (15 - 3) * 64,
+              "in p8, octet 0 of lane 27 is in row 3");
 
 // A transposed weight [K, N]. A buffer is [16 of K][32 rows]. The lanes that load and convert it:
 //
@@ -208,11 +211,12 @@ struct Transposed {
 
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece;
   __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
-  __host__ __device__ static constexpr int row_index(int /*piece_in_k_tile*/, int octet) {
-    return octet;
-  }
-  __host__ __device__ static constexpr int first_k(int lane, int piece_in_k_tile) {
-    return piece_in_k_tile * ConverterConfig::kTransposedPieceDepth + lane / 16 * 8;
+  __host__ __device__ static constexpr int scale_index(int /*piece*/, int octet) { return octet; }
+  __host__ __device__ static constexpr int first_k(int lane) { return lane / 16 * 8; }
+  __host__ __device__ static constexpr int octet_offset(int piece, int octet) {
+    const int rows = 16 * octet;
+    const int k = piece % ConverterConfig::kPiecesPerKTile * ConverterConfig::kTransposedPieceDepth;
+    return rows * split::kKTileRowNumbers + k;
   }
 
   __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
@@ -252,19 +256,15 @@ struct Transposed {
   }
 
   // A transposed piece has elements of all 32 rows, so it is in all four count units of the k-tile.
-  __host__ __device__ static constexpr uint32_t count_units_of(int first_piece,
-                                                               int /*piece_in_k_tile*/) {
+  __host__ __device__ static constexpr uint32_t count_units_of(int /*piece*/, int first_of_k_tile) {
     constexpr uint32_t kWholeKTile = (1u << ConverterConfig::kPiecesPerKTile) - 1;
-    return kWholeKTile << first_piece;
+    return kWholeKTile << first_of_k_tile;
   }
-  static constexpr bool kCountsOwnOctets = false;
 };
-static_assert(Transposed::row(27, Transposed::row_index(/*piece_in_k_tile=*/1, /*octet=*/1)) ==
-                      27 &&
-                  Transposed::first_k(27, /*piece_in_k_tile=*/1) == 24,
-              "octet 1 of lane 27 in piece 1 is row 27, k = 24 to 31");
-static_assert(Transposed::count_units_of(8, 1) == 0b1111 << 8,
-              "p8 to p11, all of k-tile 2, for piece 1 of the k-tile");
+static_assert(Transposed::octet_offset(/*piece=*/9, /*octet=*/1) == (27 - 11) * 64 + (24 - 8),
+              "lane 27: octet 0 of p8 is at row 11, k = 8, and octet 1 of p9 at row 27, k = 24");
+static_assert(Transposed::count_units_of(9, /*first_of_k_tile=*/8) == 0b1111 << 8,
+              "p9 has elements of all of k-tile 2");
 static_assert(Transposed::first_float(11, 0) == 0 * 32 + 11 &&
                   Transposed::first_float(11, 1) == 0 * 32 + 27,
               "k = 0: rows 11 and 27 are in their own places");

@@ -69,26 +69,21 @@ __device__ __forceinline__ void wait_for_piece(int barrier) {
 // Converts the lane's octets of a piece, and stores them to hi. Returns whether an element is
 // subnormal.
 //
-//   buffer            the piece in shared memory
-//   piece_in_k_tile   0 to 3
-//   scale[i]          the factor of row Layout::row(lane, i)
-//   target            where the lane's first octet of the k-tile goes (octet 0 of piece 0)
-//
-// The distance from `target` to the lane's other octets is the same in all lanes, so it is computed
-// for lane 0, whose first octet is at row 0 and k 0.
+//   buffer     the piece in shared memory
+//   piece      0 to 15
+//   scale[i]   the factor of row Layout::row(lane, i)
+//   target     where the lane's first octet of the k-tile goes
 template <typename Layout>
-__device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane,
-                                              int piece_in_k_tile,
+__device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane, int piece,
                                               const float (&scale)[Layout::kRows], __half* target) {
   SubnormalProbe probe;
 #pragma unroll
   for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
-    const int i = Layout::row_index(piece_in_k_tile, octet);
-    const int distance =
-        Layout::row(0, i) * split::kKTileRowNumbers + Layout::first_k(0, piece_in_k_tile);
-    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[i], &probe);
+    const int i = Layout::scale_index(piece, octet);
+    __half* const target_of_octet = target + Layout::octet_offset(piece, octet);
+    *reinterpret_cast<uint4*>(target_of_octet) = round_octet(v, scale[i], &probe);
   }
   return probe.has_found();
 }
@@ -121,7 +116,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   // Where the lane's first octet of a k-tile goes.
   __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
                    (patch.first_n + Layout::row(lane, 0)) * split::kKTileRowNumbers +
-                   Layout::first_k(lane, 0);
+                   Layout::first_k(lane);
   const LaneSource source = Layout::source_of(weight, patch.first_n, first_k, lane);
   // Past the last piece, this commits an empty group, as wait_for_piece counts groups.
   const auto start_load = [&](int piece) {
@@ -138,19 +133,16 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   for (int piece = 0; piece < kInFlight; ++piece) start_load(piece);
   uint32_t found_units = 0;  // the count units of pieces in which this lane has found subnormals
 #pragma unroll 1
-  for (int first_piece = 0; first_piece < ConverterConfig::kPiecesPerPatch;
-       first_piece += ConverterConfig::kPiecesPerKTile) {
+  for (int first_of_k_tile = 0; first_of_k_tile < ConverterConfig::kPiecesPerPatch;
+       first_of_k_tile += ConverterConfig::kPiecesPerKTile) {
 #pragma unroll
-    for (int piece_in_k_tile = 0; piece_in_k_tile < ConverterConfig::kPiecesPerKTile;
-         ++piece_in_k_tile) {
-      const int piece = first_piece + piece_in_k_tile;
+    for (int piece = first_of_k_tile; piece < first_of_k_tile + ConverterConfig::kPiecesPerKTile;
+         ++piece) {
       wait_for_piece(barrier);
       start_load(piece + kInFlight);
-      const bool has_subnormal = convert_piece<Layout>(ring[piece % ConverterConfig::kBuffers],
-                                                       lane, piece_in_k_tile, scale, target);
-      if (has_subnormal) {
-        found_units |= Layout::count_units_of(first_piece, piece_in_k_tile);
-      }
+      const PieceBuffer& buffer = ring[piece % ConverterConfig::kBuffers];
+      const bool has_subnormal = convert_piece<Layout>(buffer, lane, piece, scale, target);
+      if (has_subnormal) found_units |= Layout::count_units_of(piece, first_of_k_tile);
     }
     target += k_tile_elements;
   }

@@ -157,8 +157,9 @@ __device__ __forceinline__ bool count_found_units(const WeightConversion& conver
                                                   const Patch& patch, uint32_t found_units) {
   const uint32_t units = __reduce_or_sync(0xffffffff, found_units);
   const bool has_found = units != 0;
-  // Other lanes may have written what count_units reads.
-  if (!Layout::kCountsOwnOctets && has_found) __syncwarp();
+  // In count_units a lane reads, of a row-major weight, octets that it has written itself; of a
+  // transposed weight, octets of other lanes.
+  if (Layout::kIsTransposed && has_found) __syncwarp();
   count_units(conversion, patch, units);
   return has_found;
 }
