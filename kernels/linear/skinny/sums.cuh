@@ -187,13 +187,16 @@ __device__ __forceinline__ void store_byte_of_tile(const SkinnyArguments& argume
 
 // Stores this block's share of the results and mask of a tile.
 //
-// 8 lanes store a byte of the mask and its 8 results, so a warp stores 4 bytes at once. The blocks
-// of the cluster take bytes in turn. For a cluster of 2 blocks:
+// Eight lanes store a byte of the mask and its 8 results, so a warp stores 4 bytes at once. They are
+// cluster_size apart, as the blocks of the cluster take bytes in turn. For a cluster of 2 blocks:
 //
-//   byte    0     1     2     3     4     5     6     7     8     9    ...
-//   block   0     1     0     1     0     1     0     1     0     1
-//   warp    0     0     0     0     0     0     0     0     1     1
-//   lanes  0-7   0-7   8-15  8-15  16-23 16-23 24-31 24-31  0-7   0-7
+//   lanes              0 - 7   8 - 15   16 - 23   24 - 31
+//   warp 0, block 0      0        2         4         6
+//   warp 0, block 1      1        3         5         7
+//   warp 1, block 0      8       10        12        14
+//   warp 1, block 1      9       11        13        15
+//   ...
+//   warp 7, block 1     57       59        61        63
 template <int kTileRows>
 __device__ void store_share_of_tile(const SkinnyArguments& arguments, const FinishedTile& tile) {
   const int rank = ptx::cluster_ctarank();
@@ -202,12 +205,12 @@ __device__ void store_share_of_tile(const SkinnyArguments& arguments, const Fini
   constexpr int kBytesPerWarp = 32 / 8;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
+  const int first_byte_of_warp = warp * kBytesPerWarp * cluster_size + rank;
   const int bytes_at_once = SkinnyConfig::kWarps * kBytesPerWarp * cluster_size;
-  // first_byte is the byte of lanes 0 to 7.
-  for (int first_byte = warp * kBytesPerWarp * cluster_size + rank; first_byte < kBytes;
-       first_byte += bytes_at_once) {
-    const int byte = first_byte + lane / 8 * cluster_size;
-    store_byte_of_tile<kTileRows>(arguments, tile, byte, lane);
+  // first_byte is that of lanes 0 to 7. The other lanes stay in the loop as long as these.
+  for (int first_byte = first_byte_of_warp; first_byte < kBytes; first_byte += bytes_at_once) {
+    const int byte_of_lane = first_byte + lane / 8 * cluster_size;
+    store_byte_of_tile<kTileRows>(arguments, tile, byte_of_lane, lane);
   }
 }
 
