@@ -144,29 +144,57 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   return max(SampleConfig::kMinExponentWithLo, min(SampleConfig::kMaxExponentWithLo, exponent));
 }
 
-// Returns the exponent of row first_n + i if the GEMM rounds the weight to hi alone. It follows
-// from the mean of the exponents of the spans' largest elements. Spans of zeros do not count.
-__device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
-  // Packs a float's exponent, with its bias of 127, into the high 16 bits, and a count of 1 into
-  // the low 16; 0 for a zero. A sum of such numbers adds up exponents and counts at once.
-  const auto exponent_and_count = [](float largest) -> uint32_t {
-    const uint32_t biased_exponent = __float_as_uint(largest) >> 23;
-    return largest > 0 ? biased_exponent << 16 | 1 : 0;
-  };
-  // All lanes of a span get its largest element.
-  float largest = rows.largest_of_lane[i];
+// The exponents of some numbers, each with the bias of a float, and how many numbers they are, both
+// in one word: exponents * 2^16 + count. So one addition of words adds up both.
+struct ExponentSum {
+  static constexpr int kBias = 127;
+  static constexpr int kMantissaBits = 23;
+
+  uint32_t word;
+
+  // Returns the exponent of one magnitude, and a count of 1. A zero does not count.
+  __device__ static ExponentSum of(float magnitude) {
+    const uint32_t biased_exponent = __float_as_uint(magnitude) >> kMantissaBits;
+    return {magnitude > 0 ? biased_exponent << 16 | 1 : 0};
+  }
+
+  __host__ __device__ constexpr bool is_empty() const { return word == 0; }
+
+  // Returns the mean of the exponents, rounded down.
+  __host__ __device__ constexpr int mean() const {
+    const uint32_t exponents = word >> 16;
+    const uint32_t count = word & 0xffff;
+    return static_cast<int>(exponents / count) - kBias;
+  }
+};
+static_assert(ExponentSum{(127 - 4 + 127 - 1) << 16 | 2}.mean() == -3,
+              "the mean of the exponents -4 and -1 is -2.5");
+
+// Returns the largest magnitude in a span to its four lanes, each of which has the largest of its
+// own elements.
+__device__ inline float largest_of_span(float largest_of_lane) {
+  float largest = largest_of_lane;
   for (int bit = 1; bit < SampleConfig::kLanesOfSpan; bit *= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, bit));
   }
-  // All lanes get the sums over the spans.
-  uint32_t sums = exponent_and_count(largest);
+  return largest;
+}
+
+// Adds up the words of the eight spans. All lanes of a span have the same word.
+__device__ inline uint32_t add_spans(uint32_t word) {
   for (int bit = SampleConfig::kLanesOfSpan; bit < 32; bit *= 2) {
-    sums += __shfl_xor_sync(0xffffffff, sums, bit);
+    word += __shfl_xor_sync(0xffffffff, word, bit);
   }
-  if (sums == 0) sums = exponent_and_count(rows.largest_of_whole_row(i));
-  const uint32_t exponents = sums >> 16;
-  const uint32_t count = sums & 0xffff;
-  const int mean = sums != 0 ? static_cast<int>(exponents / count) - 127 : 0;
+  return word;
+}
+
+// Returns the exponent of row first_n + i if the GEMM rounds the weight to hi alone. It follows
+// from the mean of the exponents of the spans' largest elements. Spans of zeros do not count.
+__device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
+  const float largest = largest_of_span(rows.largest_of_lane[i]);
+  ExponentSum sum{add_spans(ExponentSum::of(largest).word)};
+  if (sum.is_empty()) sum = ExponentSum::of(rows.largest_of_whole_row(i));
+  const int mean = sum.is_empty() ? 0 : sum.mean();
   return min(split::kMaxExponentWithoutLo, SampleConfig::kTargetWithoutLo - mean);
 }
 
