@@ -187,8 +187,9 @@ __device__ __forceinline__ void store_byte_of_tile(const SkinnyArguments& argume
 
 // Stores this block's share of the results and mask of a tile.
 //
-// Eight lanes store a byte of the mask and its 8 results, so a warp stores 4 bytes at once. They are
-// cluster_size apart, as the blocks of the cluster take bytes in turn. For a cluster of 2 blocks:
+// Eight lanes store a byte of the mask and its 8 results, so a warp stores 4 bytes at once. They
+// are cluster_size apart, as the blocks of the cluster take bytes in turn. For a cluster of 2
+// blocks:
 //
 //   lanes              0 - 7   8 - 15   16 - 23   24 - 31
 //   warp 0, block 0      0        2         4         6

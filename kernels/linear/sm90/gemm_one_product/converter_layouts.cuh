@@ -112,18 +112,18 @@ struct LaneSource {
 //
 //   to convert octets 0 and 1 of a piece
 //     read(...)                     reads the octet from the piece's buffer to v
-//     kRows                         how many rows of a patch the lane converts octets of. It has an
-//                                   array of their scales, scale[kRows].
+//     kRows                         a lane has octets of so many rows of a patch, whose scales it
+//                                   holds in an array, scale[kRows]
 //     row(lane, i)                  the row of the patch whose scale is scale[i]
-//     scale_index(piece, octet)     scale[scale_index] is the octet's scale
+//     scale_index(piece, octet)     the octet's scale is scale[scale_index]
 //     first_k(lane)                 where octet 0 of p0 begins in its row of the k-tile
-//     octet_offset(piece, octet)    where the octet goes in hi: so many elements after octet 0 of
-//                                   the first piece of its k-tile, for all lanes
+//     octet_offset(piece, octet)    the distance in hi, in elements, from octet 0 of the first
+//                                   piece in the k-tile to this octet; equal for all lanes
 //
 //   to count the subnormals of a piece
 //     count_units_of(piece, first_of_k_tile)
-//                                   the count units that the piece has elements of, as bits; p8,
-//                                   for example, is the first of the k-tile of p9
+//                                   the count units that the piece has elements of, as bits.
+//                                   first_of_k_tile is the first piece in its k-tile: 8 for p9.
 //
 // A count unit is a part of a patch in which subnormals are counted (converter_subnormals.cuh). It
 // has 8 rows x 64 of K for both layouts, so for a row-major weight it is a piece. A patch has 16,
