@@ -144,8 +144,8 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   return max(SampleConfig::kMinExponentWithLo, min(SampleConfig::kMaxExponentWithLo, exponent));
 }
 
-// The exponents of some numbers, each with the bias of a float, and how many numbers they are, both
-// in one word: exponents * 2^16 + count. So one addition of words adds up both.
+// The sum of some floats' exponents, each with its bias, and the count of the floats, in one word:
+// exponents * 2^16 + count. So one addition of words adds up both.
 struct ExponentSum {
   static constexpr int kBias = 127;
   static constexpr int kMantissaBits = 23;
@@ -170,8 +170,7 @@ struct ExponentSum {
 static_assert(ExponentSum{(127 - 4 + 127 - 1) << 16 | 2}.mean() == -3,
               "the mean of the exponents -4 and -1 is -2.5");
 
-// Returns the largest magnitude in a span to its four lanes, each of which has the largest of its
-// own elements.
+// Returns the largest magnitude in the lane's span, from the largest of each of its four lanes.
 __device__ inline float largest_of_span(float largest_of_lane) {
   float largest = largest_of_lane;
   for (int bit = 1; bit < SampleConfig::kLanesOfSpan; bit *= 2) {
