@@ -119,8 +119,8 @@ FAULTS = {
     # Some rows are missing in the bias's gradient.
     "bias": Fault(
         LINEAR_CPU,
-        "sum_rows(sums, Units(call.m, call.n).row_groups",
-        "sum_rows(sums, Units(call.m, call.n).row_groups - 1",
+        "sum_rows(sums, UnitGrid(call.m, call.n).row_groups",
+        "sum_rows(sums, UnitGrid(call.m, call.n).row_groups - 1",
         WRONG_BIAS,
     ),
     "gpu_bias": Fault(LINEAR_GPU, "row < rows;", "row < rows - 1;", WRONG_BIAS),

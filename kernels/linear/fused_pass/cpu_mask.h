@@ -18,12 +18,30 @@
 namespace kernels::cpu {
 namespace {
 
-// The most elements of a run: adjacent elements that are a part of one row, or several whole
-// rows. In float32, 512 elements of grad_output and of grad_z and 512 sums in double take 8 KiB. An
-// L1 cache has 32 KiB or more.
+// The most elements of a run. In float32, 512 elements of grad_output and of grad_z and 512 sums in
+// double take 8 KiB. An L1 cache has 32 KiB or more.
 constexpr int64_t kMaxRun = 512;
 static_assert(kMaxRun % kBlock == 0, "a full run has whole blocks");
 static_assert(kMaxRun % 8 == 0, "the next run of a row begins with a byte of the mask");
+
+// A run: up to kMaxRun adjacent elements of a matrix [m, n], which are a part of one row, or
+// several whole rows. It has `rows` rows from `row` on, and `columns` columns from `column` on.
+struct Run {
+  int64_t row;
+  int64_t rows;
+  int64_t column;
+  int64_t columns;
+
+  // Returns the index of its first element in the matrix.
+  int64_t first_element(int64_t n) const { return row * n + column; }
+  // Returns how many elements it has.
+  int64_t elements() const { return rows * columns; }
+
+  // Returns the index of its first byte in the mask. `column` is a multiple of 8.
+  int64_t first_mask_byte(int64_t n) const { return row * bytes_of_bits(n) + column / 8; }
+  // Returns how many bytes of the mask it has.
+  int64_t mask_bytes() const { return rows * bytes_of_bits(columns); }
+};
 
 // Calls body(i, byte, count) for each byte of the mask of `rows` whole rows of n elements. The
 // byte's lowest `count` bits belong to the elements i, i + 1, ..., counted from the first row's

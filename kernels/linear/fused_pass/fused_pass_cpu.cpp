@@ -9,8 +9,8 @@
 //                grad_bias [n] = the sums of grad_z's columns
 //
 // For large matrices, the bandwidth of the memory is the limit. So each element is loaded once, and
-// everything is done with it while it is in the L1 cache. The kernels do so run by run: a run is up
-// to 512 adjacent elements, which are a part of one row or several whole rows.
+// everything is done with it while it is in the L1 cache. The kernels do so run by run
+// (cpu_mask.h).
 //
 // grad_bias is summed in double and rounded once. So its error is no larger than that of torch's
 // sum in float32, in any order of torch's additions. For float64, both sum in float64; here
@@ -36,7 +36,7 @@ struct CpuBackwardConfig {
   // loaded and stored once for four terms.
   static constexpr int64_t kRunsAdded = 4;
   // First the columns of each row group are summed, and then the sums of the row groups. A row
-  // group has 64 rows, or more if they are short (Units).
+  // group has 64 rows, or more if they are short (UnitGrid).
   static constexpr int64_t kLeastRowGroup = 64;
 };
 static_assert(CpuBackwardConfig::kRunsAdded == 4, "add_four_runs adds four");
@@ -61,35 +61,29 @@ void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute d
              });
 }
 
-// A run of forward: `rows` rows from `row` on, and `columns` columns from `column` on. If it has
-// several rows, they are whole.
+// Returns the run that begins with byte `byte` of the mask. The bytes from `end` on are not part of
+// it.
 //
 // Forward's ranges are ranges of the mask's bytes, because no two threads may write to one byte.
 // Byte number b has 8 elements, from row b / row_bytes and column b % row_bytes * 8 on, or fewer at
 // the end of a row. Without a mask, the ranges count the bytes that a mask would have.
-struct ForwardRun {
-  int64_t row;
-  int64_t rows;
-  int64_t column;
-  int64_t columns;
-
-  // The run that begins with byte `byte` of the mask. The bytes from `end` on are not part of it.
-  ForwardRun(int64_t byte, int64_t end, int64_t n) {
-    const int64_t row_bytes = bytes_of_bits(n);
-    row = byte / row_bytes;
-    column = byte % row_bytes * 8;
-    columns = std::min({n - column, kMaxRun, (end - byte) * 8});
-    rows = 1;
-    // At the beginning of a row, the run has as many whole rows as fit, if any do.
-    if (column == 0) {
-      const int64_t whole_rows = std::min(kMaxRun / n, (end - byte) / row_bytes);
-      rows = std::max<int64_t>(whole_rows, 1);
-    }
+Run forward_run(int64_t byte, int64_t end, int64_t n) {
+  const int64_t row_bytes = bytes_of_bits(n);
+  const int64_t bytes_left = end - byte;
+  Run run{};
+  run.row = byte / row_bytes;
+  run.column = byte % row_bytes * 8;
+  // At the beginning of a row, the run has as many whole rows as fit, if any do.
+  const int64_t whole_rows = std::min(kMaxRun / n, bytes_left / row_bytes);
+  if (run.column == 0 && whole_rows > 0) {
+    run.rows = whole_rows;
+    run.columns = n;
+  } else {
+    run.rows = 1;
+    run.columns = std::min({n - run.column, kMaxRun, bytes_left * 8});
   }
-
-  // Returns how many bytes of the mask the run has.
-  int64_t bytes() const { return rows * bytes_of_bits(columns); }
-};
+  return run;
+}
 
 // ------------------------------------------------------------------------------------ backward
 
@@ -136,31 +130,31 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
 //      |  3    |  4    | 5  |  row group 1            |      1       |   row group 1
 //      +-------+-------+----+                         +--------------+
 //      a unit has 64 runs of one row                  a unit has 32 runs of two rows
-struct Units {
+struct UnitGrid {
   int64_t m;
   int64_t n;
   // As many rows as fit into a run, or 1 if a row is longer. If 64 or more fit, the number is a
   // multiple of 64: the runs then have whole blocks for every n, and whole blocks are faster.
-  int64_t rows_of_run;
+  int64_t rows_of_full_run;
   // 64, or the rows of four runs if they are more. Row groups do not depend on the number of
   // threads, and so neither does the order of the additions.
-  int64_t rows_of_row_group;
+  int64_t rows_of_full_group;
   int64_t row_groups;
-  int64_t per_row_group;
+  int64_t column_groups;
 
-  Units(int64_t m, int64_t n) : m(m), n(n) {
-    rows_of_run = std::max<int64_t>(kMaxRun / n, 1);
-    if (rows_of_run >= kBlock) rows_of_run = rows_of_run / kBlock * kBlock;
-    rows_of_row_group =
-        std::max(CpuBackwardConfig::kLeastRowGroup, CpuBackwardConfig::kRunsAdded * rows_of_run);
-    row_groups = divide_up(m, rows_of_row_group);
-    per_row_group = divide_up(n, kMaxRun);
+  UnitGrid(int64_t m, int64_t n) : m(m), n(n) {
+    rows_of_full_run = std::max<int64_t>(kMaxRun / n, 1);
+    if (rows_of_full_run >= kBlock) rows_of_full_run = rows_of_full_run / kBlock * kBlock;
+    rows_of_full_group = std::max(CpuBackwardConfig::kLeastRowGroup,
+                                  CpuBackwardConfig::kRunsAdded * rows_of_full_run);
+    row_groups = divide_up(m, rows_of_full_group);
+    column_groups = divide_up(n, kMaxRun);
   }
 
-  int64_t count() const { return row_groups * per_row_group; }
+  int64_t units() const { return row_groups * column_groups; }
 };
 
-// One of the units.
+// One of the units: its runs lie one below the other.
 struct Unit {
   int64_t row_group;
   int64_t first_row;
@@ -169,13 +163,22 @@ struct Unit {
   int64_t columns;
   int64_t rows_of_run;  // the last run of a unit may have fewer
 
-  Unit(int64_t number, const Units& units) {
-    row_group = number / units.per_row_group;
-    first_row = row_group * units.rows_of_row_group;
-    rows = std::min(units.rows_of_row_group, units.m - first_row);
-    first_column = number % units.per_row_group * kMaxRun;
-    columns = std::min(kMaxRun, units.n - first_column);
-    rows_of_run = std::min(units.rows_of_run, rows);
+  Unit(int64_t number, const UnitGrid& grid) {
+    row_group = number / grid.column_groups;
+    first_row = row_group * grid.rows_of_full_group;
+    rows = std::min(grid.rows_of_full_group, grid.m - first_row);
+    first_column = number % grid.column_groups * kMaxRun;
+    columns = std::min(kMaxRun, grid.n - first_column);
+    rows_of_run = std::min(grid.rows_of_full_run, rows);
+  }
+
+  int64_t runs() const { return divide_up(rows, rows_of_run); }
+  int64_t full_runs() const { return rows / rows_of_run; }
+
+  Run run(int64_t i) const {
+    const int64_t rows_above = i * rows_of_run;
+    return {first_row + rows_above, std::min(rows_of_run, rows - rows_above), first_column,
+            columns};
   }
 };
 
@@ -188,7 +191,7 @@ struct Backward {
   const uint8_t* mask;      // [m, bytes_of_bits(n)]
   typename E::Compute divisor;
   Bits* grad_z;  // [m, n]
-  double* sums;  // [row groups, n]: their column sums; null if grad_bias is not needed
+  double* sums;  // [row groups, n]: their column sums, if grad_bias is needed
   int64_t n;
 
   explicit Backward(const FusedPassBackwardArguments& call)
@@ -196,69 +199,53 @@ struct Backward {
         mask(call.mask),
         divisor(static_cast<typename E::Compute>(call.divisor)),
         grad_z(static_cast<Bits*>(call.grad_z)),
-        sums(call.grad_bias == nullptr ? nullptr : static_cast<double*>(call.workspace)),
+        sums(static_cast<double*>(call.workspace)),
         n(call.n) {}
 
-  // Writes grad_z of one run: `columns` columns from `column` on, of `rows` rows from `row` on.
-  void write_run(int64_t row, int64_t rows, int64_t column, int64_t columns) const {
-    const int64_t first = row * n + column;
-    const int64_t count = rows * columns;
-    const uint8_t* const mask_of_run = mask + row * bytes_of_bits(n) + column / 8;
-    const bool has_adjacent_bits = rows == 1 || n % 8 == 0;
+  // Writes grad_z of one run.
+  void write_run(const Run& run) const {
+    const int64_t first = run.first_element(n);
+    const uint8_t* const mask_of_run = mask + run.first_mask_byte(n);
+    const bool has_adjacent_bits = run.rows == 1 || n % 8 == 0;
     if (has_adjacent_bits) {
-      divide_and_select<E>(grad_output + first, mask_of_run, divisor, grad_z + first, count);
+      divide_and_select<E>(grad_output + first, mask_of_run, divisor, grad_z + first,
+                           run.elements());
       return;
     }
     Flags flags;
-    flags.read(mask_of_run, rows, n);
-    divide_and_select<E>(grad_output + first, flags, divisor, grad_z + first, count);
+    flags.read(mask_of_run, run.rows, n);
+    divide_and_select<E>(grad_output + first, flags, divisor, grad_z + first, run.elements());
   }
 
-  // Writes grad_z of the unit's rows begin <= row < end, run by run.
-  void write_rows(const Unit& unit, int64_t begin, int64_t end) const {
-    for (int64_t row = begin; row < end; row += unit.rows_of_run) {
-      const int64_t rows = std::min(unit.rows_of_run, end - row);
-      write_run(row, rows, unit.first_column, unit.columns);
-    }
-  }
-
-  // Writes grad_z of a unit. Also writes the sums of the unit's columns to row unit.row_group of
-  // `sums`, unless it is null.
+  // Writes grad_z of a unit.
   void write_unit(const Unit& unit) const {
-    const int64_t unit_end = unit.first_row + unit.rows;
-    if (sums == nullptr) {
-      write_rows(unit, unit.first_row, unit_end);
-      return;
-    }
+    for (int64_t i = 0; i < unit.runs(); ++i) write_run(unit.run(i));
+  }
+
+  // Writes grad_z of a unit, and the sums of the unit's columns to row unit.row_group of `sums`.
+  void write_and_sum_unit(const Unit& unit) const {
+    constexpr int64_t kRunsAdded = CpuBackwardConfig::kRunsAdded;
     // element_sums[i] is the sum over all runs of their element i. If a run has several rows, a
     // column has one sum for each row of the run. sum_rows adds these sums at the end.
     double element_sums[kMaxRun];
-    std::fill_n(element_sums, unit.rows_of_run * unit.columns, 0.0);
-    // Four runs of grad_z are written, and then added while they are in the L1 cache.
-    const int64_t rows_of_four_runs = CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
-    for (int64_t row = unit.first_row; row < unit_end; row += rows_of_four_runs) {
-      const int64_t end = std::min(row + rows_of_four_runs, unit_end);
-      write_rows(unit, row, end);
-      add_rows(unit, row, end, element_sums);
+    const int64_t elements_of_run = unit.rows_of_run * unit.columns;
+    std::fill_n(element_sums, elements_of_run, 0.0);
+
+    // Runs of grad_z are written, and then added while they are in the L1 cache: four full runs
+    // together, and the rest one by one.
+    int64_t i = 0;
+    for (; i + kRunsAdded <= unit.full_runs(); i += kRunsAdded) {
+      for (int64_t j = i; j < i + kRunsAdded; ++j) write_run(unit.run(j));
+      add_four_runs<E>(grad_z + unit.run(i).first_element(n), /*stride=*/unit.rows_of_run * n,
+                       element_sums, elements_of_run);
+    }
+    for (; i < unit.runs(); ++i) {
+      const Run run = unit.run(i);
+      write_run(run);
+      add_run<E>(grad_z + run.first_element(n), element_sums, run.elements());
     }
     sum_rows(element_sums, unit.rows_of_run, unit.columns);
     std::copy_n(element_sums, unit.columns, sums + unit.row_group * n + unit.first_column);
-  }
-
-  // Adds the unit's rows begin <= row < end of grad_z, at most four runs, to element_sums.
-  void add_rows(const Unit& unit, int64_t begin, int64_t end, double* element_sums) const {
-    const Bits* run = grad_z + begin * n + unit.first_column;
-    const int64_t stride = unit.rows_of_run * n;
-    const bool has_four = end - begin == CpuBackwardConfig::kRunsAdded * unit.rows_of_run;
-    if (has_four) {
-      add_four_runs<E>(run, stride, element_sums, unit.rows_of_run * unit.columns);
-      return;
-    }
-    for (int64_t row = begin; row < end; row += unit.rows_of_run) {
-      const int64_t rows = std::min(unit.rows_of_run, end - row);
-      add_run<E>(run, element_sums, rows * unit.columns);
-      run += stride;
-    }
   }
 };
 
@@ -271,12 +258,12 @@ void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t en
     const auto divisor = static_cast<typename E::Compute>(call.divisor);
     const bool has_mask = call.mask != nullptr;
     for (int64_t byte = begin; byte < end;) {
-      const ForwardRun run(byte, end, call.n);
+      const Run run = forward_run(byte, end, call.n);
       PackedMask packed;
-      relu_and_divide<E>(out + run.row * call.n + run.column, run.rows * run.columns, divisor,
+      relu_and_divide<E>(out + run.first_element(call.n), run.elements(), divisor,
                          has_mask ? &packed : nullptr);
       if (has_mask) write_mask(packed, run.rows, run.columns, call.mask + byte);
-      byte += run.bytes();
+      byte += run.mask_bytes();
     }
   });
 }
@@ -284,27 +271,32 @@ void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t en
 // The bytes of Backward::sums.
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call) {
   if (call.grad_bias == nullptr) return 0;
-  return Units(call.m, call.n).row_groups * call.n * sizeof(double);
+  return UnitGrid(call.m, call.n).row_groups * call.n * sizeof(double);
 }
 
 int64_t linear_fused_pass_backward_units(const FusedPassBackwardArguments& call) {
-  return Units(call.m, call.n).count();
+  return UnitGrid(call.m, call.n).units();
 }
 
 void linear_fused_pass_backward(const FusedPassBackwardArguments& call, int64_t begin,
                                 int64_t end) {
   dispatch_dtype(call.dtype, [=](auto element) {
     const Backward<decltype(element)> backward(call);
-    const Units units(call.m, call.n);
+    const UnitGrid grid(call.m, call.n);
     for (int64_t number = begin; number < end; ++number) {
-      backward.write_unit(Unit(number, units));
+      const Unit unit(number, grid);
+      if (call.grad_bias == nullptr) {
+        backward.write_unit(unit);
+      } else {
+        backward.write_and_sum_unit(unit);
+      }
     }
   });
 }
 
 void linear_fused_pass_backward_sum(const FusedPassBackwardArguments& call) {
   auto* const sums = static_cast<double*>(call.workspace);
-  sum_rows(sums, Units(call.m, call.n).row_groups, call.n);
+  sum_rows(sums, UnitGrid(call.m, call.n).row_groups, call.n);
   dispatch_dtype(call.dtype, [=](auto element) {
     using E = decltype(element);
     auto* const grad_bias = static_cast<typename E::Bits*>(call.grad_bias);
