@@ -43,6 +43,22 @@ constexpr int64_t kGradX = 1;
 constexpr int64_t kGradWeight = 2;
 constexpr int64_t kGradBias = 4;
 
+inline int64_t output_mask_of(const NeededGradients& needed) {
+  int64_t output_mask = 0;
+  if (needed.x) output_mask |= kGradX;
+  if (needed.weight) output_mask |= kGradWeight;
+  if (needed.bias) output_mask |= kGradBias;
+  return output_mask;
+}
+
+inline NeededGradients needed_gradients_of(int64_t output_mask) {
+  NeededGradients needed{};
+  needed.x = (output_mask & kGradX) != 0;
+  needed.weight = (output_mask & kGradWeight) != 0;
+  needed.bias = (output_mask & kGradBias) != 0;
+  return needed;
+}
+
 inline Tensor call_linear(Namespace name_space, const LinearInputs& inputs) {
   return call_operator<LinearFunction>(name_space, "linear_relu_divide", inputs.x, inputs.weight,
                                        inputs.bias, inputs.divisor);
@@ -54,14 +70,9 @@ inline TwoTensors call_linear_with_mask(Namespace name_space, const LinearInputs
 }
 
 inline ThreeTensors call_gradients(Namespace name_space, const BackwardInputs& inputs) {
-  int64_t output_mask = 0;
-  // x's gradient is computed from weight, and weight's from x.
-  if (inputs.weight) output_mask |= kGradX;
-  if (inputs.x) output_mask |= kGradWeight;
-  if (inputs.needs_grad_bias) output_mask |= kGradBias;
   return call_operator<GradientsFunction>(name_space, "linear_relu_divide_gradients",
                                           inputs.grad_output, inputs.mask, inputs.x, inputs.weight,
-                                          output_mask, inputs.divisor);
+                                          output_mask_of(inputs.needed), inputs.divisor);
 }
 
 // --------------------------------------------------------------------------------------- autograd
@@ -81,21 +92,22 @@ struct LinearReluDivideBackward : Node {
     const Tensor& grad_output = grads[0];
     if (!grad_output.defined()) return variable_list(3);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool needs_grad_x = task_should_compute_output(0);
-    const bool needs_grad_weight = task_should_compute_output(1);
-    const bool needs_grad_bias = task_should_compute_output(2);
+    NeededGradients needed{};
+    needed.x = task_should_compute_output(0);
+    needed.weight = task_should_compute_output(1);
+    needed.bias = task_should_compute_output(2);
     const Tensor saved_mask = unpack_saved_mask(mask);
     // x's gradient is computed from weight, and weight's from x.
     std::optional<Tensor> saved_x;
     std::optional<Tensor> saved_weight;
-    if (needs_grad_weight) saved_x = x.unpack();
-    if (needs_grad_x) saved_weight = weight.unpack();
-    BackwardInputs inputs{grad_output, saved_mask, saved_x, saved_weight, needs_grad_bias, divisor};
+    if (needed.weight) saved_x = x.unpack();
+    if (needed.x) saved_weight = weight.unpack();
+    BackwardInputs inputs{grad_output, saved_mask, saved_x, saved_weight, needed, divisor};
     inputs.transposes = transposes;
     const Gradients gradients = compute(inputs);
     // The operator returns empty tensors for gradients that are not needed.
-    return {needs_grad_x ? gradients.x : Tensor(), needs_grad_weight ? gradients.weight : Tensor(),
-            needs_grad_bias ? gradients.bias : Tensor()};
+    return {needed.x ? gradients.x : Tensor(), needed.weight ? gradients.weight : Tensor(),
+            needed.bias ? gradients.bias : Tensor()};
   }
 
   // Computes the gradients. The first line that fits decides how:

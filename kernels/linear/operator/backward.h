@@ -40,14 +40,19 @@ struct Transposes {
   bool grad_weight = false;
 };
 
+// Which gradients are needed.
+struct NeededGradients {
+  bool x, weight, bias;
+};
+
 // The operands of the backward, and the gradients that are needed. The struct only refers to the
 // tensors.
 struct BackwardInputs {
   const Tensor& grad_output;            // [..., N]
   const Tensor& mask;                   // [..., (N + 7) / 8], uint8
-  const std::optional<Tensor>& x;       // [..., K]; present if weight's gradient is needed
-  const std::optional<Tensor>& weight;  // [N, K]; present if x's gradient is needed
-  bool needs_grad_bias;
+  const std::optional<Tensor>& x;       // [..., K]; present if needed.weight
+  const std::optional<Tensor>& weight;  // [N, K]; present if needed.x
+  NeededGradients needed;
   double divisor;
 
   Transposes transposes = {};
@@ -88,7 +93,7 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   const at::ScalarType type = grad_output.scalar_type();
   GradZAndBias grad;
   grad.z = allocate(grad_output, grad_output.sizes(), type);
-  if (inputs.needs_grad_bias) grad.bias = allocate(grad_output, {grad_output.size(-1)}, type);
+  if (inputs.needed.bias) grad.bias = allocate(grad_output, {grad_output.size(-1)}, type);
 
   FusedPassBackwardArguments call{};
   call.dtype = *kernel_dtype(type);
@@ -98,7 +103,7 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   call.grad_output = grad_output.const_data_ptr();
   call.mask = inputs.mask.const_data_ptr<uint8_t>();
   call.grad_z = grad.z.mutable_data_ptr();
-  call.grad_bias = inputs.needs_grad_bias ? grad.bias.mutable_data_ptr() : nullptr;
+  call.grad_bias = inputs.needed.bias ? grad.bias.mutable_data_ptr() : nullptr;
 
   const auto run_on_gpu = [&](auto stream) {
     const int64_t bytes = cuda::linear_fused_pass_backward_workspace_bytes(call);
@@ -175,10 +180,10 @@ Gradients gradients_from_grad_z(const BackwardInputs& inputs, const GradZAndBias
   const Tensor grad_z = as_matrix(grad.z);
   Gradients gradients;
   gradients.bias = grad.bias;
-  if (inputs.x) {
+  if (inputs.needed.weight) {
     gradients.weight = multiply(grad_z.t(), as_matrix(*inputs.x), inputs.transposes.grad_weight);
   }
-  if (inputs.weight) {
+  if (inputs.needed.x) {
     gradients.x = multiply(grad_z, *inputs.weight, inputs.transposes.grad_x);
     if (grad.z.dim() != 2) {
       const c10::SymInt k = gradients.x.sym_size(-1);
@@ -205,7 +210,7 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   GradZAndBias grad;
   grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
                                   /*threshold=*/0);
-  if (inputs.needs_grad_bias) grad.bias = as_matrix(grad.z).sum(0);
+  if (inputs.needed.bias) grad.bias = as_matrix(grad.z).sum(0);
   return gradients_from_grad_z(inputs, grad, multiply_by_torch);
 }
 

@@ -67,16 +67,14 @@ ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,
                                   const std::optional<Tensor>& weight, int64_t output_mask,
                                   double divisor) {
-  const bool needs_grad_x = (output_mask & kGradX) != 0;
-  const bool needs_grad_weight = (output_mask & kGradWeight) != 0;
-  const bool needs_grad_bias = (output_mask & kGradBias) != 0;
   const bool is_in_range = output_mask >= 0 && output_mask <= (kGradX | kGradWeight | kGradBias);
   if (!is_in_range) fail_for_output_mask("output_mask from 0 to 7", output_mask);
-  if (weight.has_value() != needs_grad_x || x.has_value() != needs_grad_weight) {
+  const NeededGradients needed = needed_gradients_of(output_mask);
+  if (weight.has_value() != needed.x || x.has_value() != needed.weight) {
     fail_for_output_mask("weight if and only if bit 0 is set, input if and only if bit 1 is",
                          output_mask);
   }
-  return function({grad_output, mask, x, weight, needs_grad_bias, divisor});
+  return function({grad_output, mask, x, weight, needed, divisor});
 }
 
 // ---------------------------------------------------------------- for tests and measurements alone
