@@ -1,7 +1,6 @@
 """ReLU, backward: the bits of torch's gradient, from a mask of one bit for each element."""
 
 from itertools import permutations, product
-from math import prod
 
 import pytest
 import torch
@@ -45,6 +44,21 @@ def test_gradients_match_torch_for_any_layout(device, view, dtype):
     assert_same_gradient(x, draw(x.shape[::-1], dtype, device).permute(reverse_order))
 
 
+def dense_strides(shape, order):
+    """Return the strides of a dense tensor; `order` lists its dimensions from the innermost on."""
+    strides = [0] * len(shape)
+    stride = 1
+    for dimension in order:
+        strides[dimension] = stride
+        stride *= shape[dimension]
+    return strides
+
+
+def change_strides_of_size_1(strides, shape, new_stride):
+    """Return the strides, but `new_stride` for each dimension of size 1."""
+    return [new_stride if n == 1 else stride for n, stride in zip(shape, strides, strict=True)]
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (1, 2, 2), (2, 1, 3), (2, 3, 1, 2)], ids=str)
 def test_strides_of_dimensions_of_size_1_do_not_matter(device, shape):
     """Such a stride is the dense one, 1 or 5, in every order of dimensions.
@@ -52,13 +66,15 @@ def test_strides_of_dimensions_of_size_1_do_not_matter(device, shape):
     The output's gradient may also be expanded, with strides of 0.
     """
     strides = []
-    for order, odd in product(permutations(range(len(shape))), [None, 1, 5]):
-        dense = [prod(shape[d] for d in order[: order.index(i)]) for i in range(len(shape))]
-        pairs = zip(dense, shape, strict=True)
-        strides.append([odd if odd and size == 1 else stride for stride, size in pairs])
+    for order in permutations(range(len(shape))):
+        dense = dense_strides(shape, order)
+        strides.append(dense)
+        strides.append(change_strides_of_size_1(dense, shape, 1))
+        strides.append(change_strides_of_size_1(dense, shape, 5))
+    expanded = [0] * len(shape)
     values = draw((99,), torch.float32, device)
     grad_output = draw((99,), torch.float32, device)
-    for x_stride, grad_stride in product(strides, [*strides, [0] * len(shape)]):
+    for x_stride, grad_stride in product(strides, [*strides, expanded]):
         x = values.as_strided(shape, x_stride)
         assert_same_gradient(x, grad_output.as_strided(shape, grad_stride))
 

@@ -90,22 +90,41 @@ def _first_pairs(count: int, k: int, seed: int, device: str) -> Pairs:
     return _join(groups)
 
 
-def _places(draw: Draw, rows: int, k: int) -> Tensor:
-    """Return a mask `[rows, k]` of the columns to change.
+def _runs(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return a mask `[rows, k]` of one run of 1 to 128 columns in each row.
 
-    Half of the rows have a run of 1 to 128 columns, which half of the time begins at a multiple of
-    its length. A quarter have random columns, and a quarter the random columns within a run.
+    Half of the runs begin at a multiple of their length.
     """
     length = draw.powers(0, 7, rows, 1)
     any_first = (draw.uniform(rows, 1) * k).floor()
     aligned_first = (any_first / length).floor() * length
     first = torch.where(draw.mask(0.5, rows, 1), any_first, aligned_first)
     column = draw.indices(k)
-    run = (column >= first) & (column < first + length)
-    spread = draw.uniform(rows, k) < draw.uniform(rows, 1) ** 2
-    kind = draw.uniform(rows, 1)
-    run_or_spread = torch.where(kind < 0.75, spread, run & spread)
-    return torch.where(kind < 0.5, run, run_or_spread)
+    return (column >= first) & (column < first + length)
+
+
+def _scattered_columns(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return a mask `[rows, k]` of random columns. Their share differs from row to row."""
+    return draw.uniform(rows, k) < draw.uniform(rows, 1) ** 2
+
+
+def _places(draw: Draw, rows: int, k: int) -> Tensor:
+    """Return a mask `[rows, k]` of the columns to change."""
+    runs = _runs(draw, rows, k)
+    scattered = _scattered_columns(draw, rows, k)
+    kinds = [runs, runs, scattered, runs & scattered]
+    return _pick_rows(kinds, _random_indices(draw, len(kinds), rows))
+
+
+def _random_indices(draw: Draw, count: int, *shape: int) -> Tensor:
+    """Return random indices below `count`."""
+    return (draw.uniform(*shape) * count).long()
+
+
+def _pick_rows(choices: list[Tensor], choice_of_row: Tensor) -> Tensor:
+    """Return row i of choice number `choice_of_row[i]`, for each i. A choice is `[rows, k]`."""
+    row = torch.arange(len(choice_of_row), device=choice_of_row.device)
+    return torch.stack(choices)[choice_of_row, row]
 
 
 def _mantissas(draw: Draw, *shape: int) -> Tensor:
@@ -114,8 +133,7 @@ def _mantissas(draw: Draw, *shape: int) -> Tensor:
     The latter are near the ends of [1, 2), or exceed 1 by up to 2^-11, half of hi's last place.
     """
     steps = torch.tensor([0.0, 2.0**-23, 2.0**-12, 2.0**-11, 2.0**-11 - 2.0**-23, 1 - 2.0**-23])
-    index = (draw.uniform(*shape) * len(steps)).long()
-    special = steps.to(draw.device)[index]
+    special = steps.to(draw.device)[_random_indices(draw, len(steps), *shape)]
     return 1 + torch.where(draw.mask(0.5, *shape), draw.uniform(*shape), special)
 
 
@@ -134,24 +152,22 @@ def _change_x(draw: Draw, pairs: Pairs) -> Pairs:
     rows, k = x.shape
     power = draw.powers(-12, 12, rows, 1)
     all_products_positive = x.abs() * torch.where(weight < 0, -1, 1)
-    one_column = (draw.uniform(rows, 1) * k).long()
-    repeated_element = x.gather(1, one_column).expand(rows, k)
+    repeated_element = x.gather(1, _random_indices(draw, k, rows, 1)).expand(rows, k)
     power_of_element = x.sign() * torch.frexp(x).exponent.float().exp2()
     ways = [
-        (x * power, weight),
-        (x, weight * power),
-        (x * power, weight / power),
-        (torch.zeros_like(x), weight),
-        (-x, weight),
-        (all_products_positive, weight),
-        (repeated_element, weight),
-        (power_of_element * _mantissas(draw, rows, k), weight),
-        (power_of_element * _mantissas(draw, rows, 1), weight),
-        (x.roll(1, 0), weight),
+        Pairs(x * power, weight),
+        Pairs(x, weight * power),
+        Pairs(x * power, weight / power),
+        Pairs(torch.zeros_like(x), weight),
+        Pairs(-x, weight),
+        Pairs(all_products_positive, weight),
+        Pairs(repeated_element, weight),
+        Pairs(power_of_element * _mantissas(draw, rows, k), weight),
+        Pairs(power_of_element * _mantissas(draw, rows, 1), weight),
+        Pairs(x.roll(1, 0), weight),
     ]
-    way_of_row = (draw.uniform(rows) * len(ways)).long()
-    row = draw.indices(rows)
+    way_of_row = _random_indices(draw, len(ways), rows)
     places = _places(draw, rows, k)
-    new_x = torch.stack([way[0] for way in ways])[way_of_row, row]
-    new_weight = torch.stack([way[1] for way in ways])[way_of_row, row]
+    new_x = _pick_rows([way.x for way in ways], way_of_row)
+    new_weight = _pick_rows([way.weight for way in ways], way_of_row)
     return Pairs(torch.where(places, new_x, x), torch.where(places, new_weight, weight))

@@ -110,13 +110,19 @@ def promotion_interval(k: int, kernel: Kernel) -> int:
     return 64 if k < 4096 else 128
 
 
-def exponents(maximum: Tensor, target: int) -> Tensor:
-    """Return e with maximum * 2^e in [2^target, 2^(target + 1)); 0 for a maximum of 0, inf or NaN.
+def floor_log2(x: Tensor) -> Tensor:
+    """Return e with the magnitude of x in [2^e, 2^(e + 1)); -1000 for 0."""
+    exponent = torch.frexp(x).exponent - 1  # frexp's mantissas are in [1/2, 1)
+    return torch.where(x == 0, -1000, exponent)
 
-    frexp returns a mantissa in [1/2, 1), so its exponent is one larger than that of the maximum.
+
+def exponents(maximum: Tensor, target: int) -> Tensor:
+    """Return e with maximum * 2^e in [2^target, 2^(target + 1)).
+
+    For a maximum of 0, inf or NaN, e is 0.
     """
     usable = torch.isfinite(maximum) & (maximum > 0)
-    return torch.where(usable, target - (torch.frexp(maximum).exponent - 1), 0)
+    return torch.where(usable, target - floor_log2(maximum), 0)
 
 
 def maxima(rows: Tensor) -> Tensor:
@@ -176,15 +182,14 @@ def accumulate(total: Tensor, x: Tensor, weight: Tensor, alignment: int | None) 
     """
     if alignment is None:
         return truncate(total + x @ weight.mT)
-    x_exponent, weight_exponent, total_exponent = (
-        torch.where(t == 0, -1000, torch.frexp(t).exponent) for t in (x, weight, total)
-    )
-    exponent = (x_exponent[:, None] + weight_exponent).amax(-1) - 1
-    exponent = torch.maximum(exponent, total_exponent).clamp(min=-900) - 24 - alignment
-    unit = torch.ldexp(torch.ones_like(total), exponent)
-    terms = x[:, None] * weight
-    terms.mul_(1 / unit[..., None]).trunc_()
-    return truncate(((total / unit).trunc() + terms.sum(-1)) * unit)
+    products = x[:, None] * weight  # [m, n, terms]
+    product_exponents = floor_log2(x)[:, None] + floor_log2(weight)
+    largest = torch.maximum(product_exponents.amax(-1), floor_log2(total))
+    ulp_exponent = largest.clamp(min=-900) - 23  # 2^-900: the inverse of `unit` is finite
+    unit = torch.ldexp(torch.ones_like(total), ulp_exponent - alignment)
+    units_of_products = products.mul_(1 / unit[..., None]).trunc_()
+    units = (total / unit).trunc() + units_of_products.sum(-1)
+    return truncate(units * unit)
 
 
 def accumulations(k: int, kernel: Kernel) -> Iterator[tuple[range, range]]:
