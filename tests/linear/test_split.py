@@ -4,11 +4,13 @@ The names of the steps are those of docs/SPLIT.md. test_split_errors.py judges w
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from problems.operands import INF, NAN
+from problems import operands
+from problems.operands import INF, NAN, Draw
 from tests.support import split_twin as twin
 from tests.support.compare import assert_same_bits
 from tests.support.named_operands import sampled_columns, sampled_spans
@@ -37,70 +39,73 @@ def test_the_example_of_the_guide_has_the_numbers_of_the_twin():
     assert f"result of these float32 operands is {exact:.10f}" in example
 
 
-def lognormal(rows, k, sigma):
-    """Draw values of both signs whose logarithms have this standard deviation."""
-    return torch.randn(rows, k).sign() * (torch.randn(rows, k) * sigma).exp()
+def student(draw, rows, k):
+    """Return values of Student's t-distribution with two degrees of freedom."""
+    return draw.normal(rows, k) / draw.normal(2, rows, k).square().mean(0).sqrt()
 
 
-# By name, a function of the number of rows and of K that draws rows that fit into fp16.
+def scaled_int4(draw, rows, k):
+    """Return integers from -8 to 7, times 0.001."""
+    return (draw.uniform(rows, k) * 16 - 8).floor() * 1e-3
+
+
+# By name, a function that draws rows that fit into fp16.
 ORDINARY_ROWS = {
-    "normal": torch.randn,
-    "uniform": lambda n, k: 2 * torch.rand(n, k) - 1,
-    "lognormal": lambda n, k: lognormal(n, k, 2),
-    "student": lambda n, k: torch.randn(n, k) / torch.randn(2, n, k).square().mean(0).sqrt(),
-    "outliers": lambda n, k: torch.randn(n, k) * torch.where(torch.rand(n, k) < 1e-3, 1e3, 1.0),
-    "int8": lambda n, k: torch.randint(-127, 128, (n, k)).float(),
-    "int4, scaled": lambda n, k: torch.randint(-8, 8, (n, k)) * 1e-3,
-    "half precision": lambda n, k: torch.randn(n, k).half().float(),
-    "zero": torch.zeros,
-    "ones": torch.ones,
-    "1 in 100 is zero": lambda n, k: torch.randn(n, k) * (torch.rand(n, k) > 0.01),
-    "1 in 100 is not zero": lambda n, k: torch.randn(n, k) * (torch.rand(n, k) < 0.01),
-    "2 of 4": lambda n, k: torch.randn(n, k // 4, 4).mul(torch.tensor([1, 0, 0, 1])).view(n, k),
-    "blocks": lambda n, k: (
-        torch.randn(n, k) * (torch.arange(n)[:, None] % 8 == torch.arange(k) % 8)
-    ),
-    "selects": lambda n, k: torch.eye(k)[torch.randint(k, (n,))],
-    "tiny": lambda n, k: torch.randn(n, k) * 2.0**-110,
-    "huge": lambda n, k: torch.randn(n, k) * 2.0**120,
+    "normal": Draw.normal,
+    "uniform": operands.linear_weight,
+    "lognormal": partial(operands.lognormal, sigma=2),
+    "student": student,
+    "outliers": operands.outliers,
+    "int8": partial(operands.integers, largest=127),
+    "int4, scaled": scaled_int4,
+    "half precision": operands.half_precision,
+    "zero": Draw.zeros,
+    "ones": Draw.ones,
+    "1 in 100 is zero": partial(operands.sparse, share=0.99),
+    "1 in 100 is not zero": partial(operands.sparse, share=0.01),
+    "2 of 4": operands.sparse_two_of_four,
+    "blocks": operands.block_diagonal,
+    "selects": operands.selection,
+    "tiny": partial(operands.scaled_rows, factors=[2.0**-110]),
+    "huge": partial(operands.scaled_rows, factors=[2.0**120]),
 }
 
 
 @pytest.mark.parametrize("name", ORDINARY_ROWS)
 @pytest.mark.parametrize("k", [1000, 8192])
 def test_ordinary_rows_do_not_need_tf32(name, k):
-    rows = ORDINARY_ROWS[name](256, k)
+    rows = ORDINARY_ROWS[name](Draw(0), 256, k)
     for as_fp16 in (twin.x_as_fp16, twin.weight_as_fp16):
         _, _, needs_tf32 = as_fp16(rows, ONE_PRODUCT)
         assert not needs_tf32.any()
 
 
-def graded(k):
-    """Return k values from 2^-20 to 2^20."""
-    return torch.linspace(-20, 20, k).exp2()
+def wide_rows(k, tiny):
+    """Return rows of k elements that do not fit into fp16, by name. Some hold a tiny value."""
+    inf_at_the_end = torch.randn(k)
+    inf_at_the_end[-1] = INF
+    nan_in_the_middle = torch.randn(k)
+    nan_in_the_middle[k // 2] = NAN
+    graded = torch.linspace(-20, 20, k).exp2()
+    eighth_is_tiny = torch.where(torch.rand(k) < 1 / 8, tiny, 1.0)
+    return {
+        "inf": inf_at_the_end,
+        "NaN": nan_in_the_middle,
+        "all NaN": torch.full((k,), NAN),
+        "graded": graded,
+        "inversely graded": graded.flip(0),
+        "graded, shuffled": graded[torch.randperm(k)],
+        "1 in 16 is tiny": torch.where(torch.rand(k) < 1 / 16, tiny, 1.0),
+        "1 in 8 of few is tiny": eighth_is_tiny * (torch.rand(k) < 0.1),
+    }
 
 
-# By name, a function of K and of a tiny value that draws a row that does not fit into fp16.
-WIDE_ROWS = {
-    "inf": lambda k, tiny: torch.randn(k).index_fill_(0, torch.tensor([k - 1]), INF),
-    "NaN": lambda k, tiny: torch.randn(k).index_fill_(0, torch.tensor([k // 2]), NAN),
-    "all NaN": lambda k, tiny: torch.full((k,), NAN),
-    "graded": lambda k, tiny: graded(k),
-    "inversely graded": lambda k, tiny: graded(k).flip(0),
-    "graded, shuffled": lambda k, tiny: graded(k)[torch.randperm(k)],
-    "1 in 16 is tiny": lambda k, tiny: torch.where(torch.rand(k) < 1 / 16, tiny, 1.0),
-    "1 in 8 of few is tiny": lambda k, tiny: (
-        torch.where(torch.rand(k) < 1 / 8, tiny, 1.0) * (torch.rand(k) < 0.1)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WIDE_ROWS)
+@pytest.mark.parametrize("name", wide_rows(k=8, tiny=0.0))  # the names
 def test_wide_rows_need_tf32(name):
     """A tiny value is subnormal in fp16 when the row is scaled, by its maximum or by its mean."""
     for as_fp16, tiny in ((twin.x_as_fp16, 2.0**-33), (twin.weight_as_fp16, 2.0**-20)):
         rows = torch.randn(8, 4096)
-        rows[3] = WIDE_ROWS[name](4096, tiny)
+        rows[3] = wide_rows(4096, tiny)[name]
         _, _, needs_tf32 = as_fp16(rows, ONE_PRODUCT)
         assert needs_tf32.nonzero().tolist() == [[3]]
 
