@@ -321,9 +321,10 @@ def test_gradients_are_as_accurate_as_in_the_reference(device, data):
         return [e.errors_of(got, setting) for e, got in zip(exact, results, strict=True)]
 
     most_terms = max(*reference.linear.weight.shape, z[..., 0].numel())
-    results = zip(our_results, torch_results, strict=True)
-    errors = zip(errors_of(our_results), errors_of(torch_results), strict=True)
-    for (got, want), (our_errors, torch_errors) in zip(results, errors, strict=True):
+    all_errors = errors_of(our_results), errors_of(torch_results)
+    for got, want, our_errors, torch_errors in zip(
+        our_results, torch_results, *all_errors, strict=True
+    ):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         if not torch.equal(got, want):  # both may have the errors of torch 2.9's bfloat16 products
             assert_accurate(our_errors, torch_errors, x.dtype, most_terms, is_expanded)

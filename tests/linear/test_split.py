@@ -13,7 +13,7 @@ from problems import operands
 from problems.operands import INF, NAN, Draw
 from tests.support import split_twin as twin
 from tests.support.compare import assert_same_bits
-from tests.support.named_operands import sampled_columns, sampled_spans
+from tests.support.named_operands import sampled_columns, sampled_spans, student
 from tests.support.processes import ROOT
 from tests.support.split_twin import ONE_PRODUCT, SM80, SM90
 
@@ -37,11 +37,6 @@ def test_the_example_of_the_guide_has_the_numbers_of_the_twin():
     assert f"/ 2 = {out:.10f} |" in example
     exact = ((x.double() @ weight.double().t()).item() + 0.5) / 2
     assert f"result of these float32 operands is {exact:.10f}" in example
-
-
-def student(draw, rows, k):
-    """Return values of Student's t-distribution with two degrees of freedom."""
-    return draw.normal(rows, k) / draw.normal(2, rows, k).square().mean(0).sqrt()
 
 
 def scaled_int4(draw, rows, k):

@@ -8,27 +8,35 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from problems.operands import Draw, block_diagonal_mask, mask_in_each_row, round_to_integers
+from problems.operands import (
+    Draw,
+    MatrixFunction,
+    block_diagonal_mask,
+    lognormal,
+    mask_in_each_row,
+    positive_lognormal,
+    round_to_integers,
+)
 from tests.support.named_operands import flush_tiny, student
 
 # Where the values of x or weight come from.
-DISTRIBUTIONS: dict[str, Callable[[Draw, int, int], Tensor]] = {
-    "normal": lambda draw, rows, k: draw.normal(rows, k),
-    "uniform": lambda draw, rows, k: draw.uniform(rows, k),
+DISTRIBUTIONS: dict[str, MatrixFunction] = {
+    "normal": Draw.normal,
+    "uniform": Draw.uniform,
     "signed uniform": lambda draw, rows, k: 2 * draw.uniform(rows, k) - 1,
-    "lognormal": lambda draw, rows, k: draw.lognormal(1, rows, k),
-    "wide lognormal": lambda draw, rows, k: draw.lognormal(2, rows, k),
-    "positive lognormal": lambda draw, rows, k: draw.lognormal(1, rows, k).abs(),
+    "lognormal": partial(lognormal, sigma=1),
+    "wide lognormal": partial(lognormal, sigma=2),
+    "positive lognormal": positive_lognormal,
     "student": student,
     "relu": lambda draw, rows, k: draw.normal(rows, k).relu(),
     "softmax": lambda draw, rows, k: (3 * draw.normal(rows, k)).softmax(1),
     "around 3": lambda draw, rows, k: 3 + draw.normal(rows, k),
-    "ones": lambda draw, rows, k: 1 + draw.zeros(rows, k),
+    "ones": Draw.ones,
     "powers of 2": lambda draw, rows, k: draw.powers(-8, 8, rows, k) * draw.normal(rows, k).sign(),
 }
 
 # Which elements are kept; all others become zeros.
-KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
+KEPT: dict[str, MatrixFunction] = {
     "1/2 kept": lambda draw, rows, k: draw.mask(0.5, rows, k),
     "1/10 kept": lambda draw, rows, k: draw.mask(0.1, rows, k),
     "1/100 kept": lambda draw, rows, k: draw.mask(0.01, rows, k),
@@ -37,16 +45,16 @@ KEPT: dict[str, Callable[[Draw, int, int], Tensor]] = {
     "1/2 of the columns": lambda draw, rows, k: draw.mask(0.5, k),
     "1/16 of the columns": lambda draw, rows, k: draw.mask(1 / 16, k),
     "8 blocks": block_diagonal_mask,
-    "one-hot": lambda draw, rows, k: mask_in_each_row(draw, rows, k, 1),
-    "4 in a row": lambda draw, rows, k: mask_in_each_row(draw, rows, k, 4),
-    "32 in a row": lambda draw, rows, k: mask_in_each_row(draw, rows, k, 32),
+    "one-hot": partial(mask_in_each_row, count=1),
+    "4 in a row": partial(mask_in_each_row, count=4),
+    "32 in a row": partial(mask_in_each_row, count=32),
     "some rows": lambda draw, rows, k: draw.mask(0.7, rows, 1),
 }
 
 
 def _large_columns(draw: Draw, k: int, *, count: int, factor: float) -> Tensor:
     """Return the factor for `count` random columns, and 1 for all others."""
-    return (draw.zeros(k) + 1).scatter(0, draw.random_columns(count, k), factor)
+    return draw.ones(k).scatter(0, draw.random_columns(count, k), factor)
 
 
 # Factors for the columns of x and weight, that is, along K.

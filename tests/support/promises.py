@@ -153,11 +153,10 @@ def is_special_where_torch_is(got: Tensor, torch_result: Tensor, reference: Tens
         torch_result: torch's result.
         reference: the exact result in float64.
     """
-    same = (got == torch_result) | (got.isnan() & torch_result.isnan())
-    overflowed = ~torch.isfinite(torch_result) & torch.isfinite(reference.float())
-    should_be_finite = torch.isfinite(torch_result) | overflowed
-    is_right = torch.where(should_be_finite, torch.isfinite(got), same)
-    return is_right | (overflowed & same)
+    is_same = (got == torch_result) | (got.isnan() & torch_result.isnan())
+    is_as_in_torch = torch.where(torch.isfinite(torch_result), torch.isfinite(got), is_same)
+    torch_overflowed = ~torch.isfinite(torch_result) & torch.isfinite(reference.float())
+    return is_as_in_torch | (torch_overflowed & torch.isfinite(got))
 
 
 def bound_ratio(out: Tensor, reference: Reference) -> Tensor:

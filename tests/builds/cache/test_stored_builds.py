@@ -84,18 +84,19 @@ def test_a_build_that_does_not_load_here_is_kept_for_other_machines(root, load):
 
 def test_a_build_has_another_name_if_its_machine_code_may_differ(monkeypatch, root, load):
     names = [load().stem, load(sources={**SOURCES, "tiny/tiny.h": ""}).stem]
-    cpu = torch.backends.cpu, "get_cpu_capability"
-    changes = [
-        ("setenv", "NVCC_PREPEND_FLAGS", "-g"),
-        ("setenv", "NVCC_APPEND_FLAGS", "-g"),
-        ("setattr", torch.version, "git_version", "another"),
-        ("setattr", torch, "__version__", "another"),
-        ("setattr", *cpu, lambda: "AVX2"),
-        ("setattr", *cpu, lambda: "DEFAULT"),
-    ]
-    for kind, *change in changes:
+    for variable in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
         with monkeypatch.context() as patch:
-            getattr(patch, kind)(*change)
+            patch.setenv(variable, "-g")
+            names.append(load().stem)
+    attributes = [
+        (torch.version, "git_version", "another"),
+        (torch, "__version__", "another"),
+        (torch.backends.cpu, "get_cpu_capability", lambda: "AVX2"),
+        (torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"),
+    ]
+    for owner, attribute, value in attributes:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, value)
             names.append(load().stem)
     assert len(set(names)) == len(names) - 1  # one of the last two is this machine's own
 
