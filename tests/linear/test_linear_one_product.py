@@ -5,6 +5,8 @@ two and rounds them to fp16. Where fp16 cannot represent a row as accurately as 
 tiles of 256 x 256 results are computed again, from the float32 operands as TF32.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -24,39 +26,49 @@ def sm90_at_high():
 
 
 def put(row, at, value):
-    """Set the elements `at` of a row to `value`; return the row."""
+    """Set the elements `at` of a row to `value`."""
     row[at] = value
-    return row
 
 
-def graded(row):
+def put_both_infinities(row):
+    """Set an element of a row to infinity, and another one to -infinity."""
+    row[5] = INF
+    row[-5] = -INF
+
+
+def grade(row):
     """Scale the elements of a row by 2^-20 to 2^20, from its first to its last."""
-    return row * torch.linspace(-20, 20, len(row), device=row.device).exp2()
+    row *= torch.linspace(-20, 20, len(row), device=row.device).exp2()
 
 
-# By name, a function that turns a row of normal numbers into a "wide" row, which fp16 cannot
+def make_subnormal(row):
+    """Scale a row so that its elements are subnormal in float32."""
+    row *= 2.0**-130
+
+
+# By name, a function that changes a row of normal numbers into a "wide" row, which fp16 cannot
 # represent as accurately as TF32. These are wide both in x and in the weight, although the rows of
 # the two are scaled differently.
+WIDE_ON_BOTH_SIDES = {
+    "inf": partial(put, at=-1, value=INF),
+    "both infinities": put_both_infinities,
+    "NaN": partial(put, at=500, value=NAN),
+    "graded": grade,
+    "all but one are tiny": partial(put, at=slice(1, None), value=2.0**-38),
+}
 WIDE_ROWS = {
-    "inf": lambda row: put(row, -1, INF),
-    "both infinities": lambda row: put(put(row, 5, INF), -5, -INF),
-    "NaN": lambda row: put(row, 500, NAN),
-    "graded": graded,
-    "all but one are tiny": lambda row: put(row, slice(1, None), 2.0**-38),
-}
-WIDE_ROWS_OF = {
-    "x": WIDE_ROWS
+    "x": WIDE_ON_BOTH_SIDES
     | {
-        "1 in 16 is tiny": lambda row: put(row, slice(0, None, 16), 2.0**-34),
-        "subnormal": lambda row: row * 2.0**-130,
+        "1 in 16 is tiny": partial(put, at=slice(0, None, 16), value=2.0**-34),
+        "subnormal": make_subnormal,
     },
-    "weight": WIDE_ROWS
+    "weight": WIDE_ON_BOTH_SIDES
     | {
-        "1 in 16 is small": lambda row: put(row, slice(0, None, 16), 2.0**-20),
-        "outlier": lambda row: put(row, 700, 2.0**20),
+        "1 in 16 is small": partial(put, at=slice(0, None, 16), value=2.0**-20),
+        "outlier": partial(put, at=700, value=2.0**20),
     },
 }
-WIDE = [(side, name) for side in WIDE_ROWS_OF for name in WIDE_ROWS_OF[side]]
+WIDE = [(side, name) for side in WIDE_ROWS for name in WIDE_ROWS[side]]
 
 
 def draw_wide(side, name, rows, m=700, n=1100, k=1030):
@@ -66,7 +78,7 @@ def draw_wide(side, name, rows, m=700, n=1100, k=1030):
     if isinstance(rows, slice):
         rows = range(len(operand))[rows]
     for i in rows:
-        operand[i] = WIDE_ROWS_OF[side][name](operand[i].clone())
+        WIDE_ROWS[side][name](operand[i])
     return x, weight, bias
 
 
