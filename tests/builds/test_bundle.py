@@ -59,6 +59,30 @@ def test_static_checkers_accept_the_bundle(problem):
     assert re.search(r"\bthreadIdx\.|__device__\s", text)
 
 
+def assigned_literal(tree, name):
+    """Return the literal that a module assigns to a name, from the module's syntax tree."""
+    assignments = [node for node in tree.body if isinstance(node, ast.Assign)]
+    (node,) = [node for node in assignments if node.targets[0].id == name]
+    return ast.literal_eval(node.value)
+
+
+def called_functions(tree):
+    """Return the function of each call, as text."""
+    return [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def module_classes(tree):
+    """Return the names of the classes that are derived from nn.Module."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return [node.name for node in classes if "nn.Module" in map(ast.unparse, node.bases)]
+
+
+def has_all_lines(source, content):
+    """Return whether a bundle's source has all lines of a file, except the includes."""
+    lines = {x for x in content.splitlines() if not x.startswith(("#include", "#pragma once"))}
+    return lines <= set(source.splitlines())
+
+
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_a_bundle_has_all_sources_one_load_inline_call_and_one_module(problem):
     """Each file is once in the C++ or the CUDA source, and a header may be in both.
@@ -69,26 +93,24 @@ def test_a_bundle_has_all_sources_one_load_inline_call_and_one_module(problem):
     assert text == bundle(problem)
     assert max(map(len, text.splitlines())) <= 100
     tree = ast.parse(text)
-    calls = [ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)]
-    assert calls.count("load_inline") == 1
-    assigned = {n.targets[0].id: n for n in tree.body if isinstance(n, ast.Assign)}
-    names = ("CPP_SOURCE", "CUDA_SOURCE")
-    sources = {name: ast.literal_eval(assigned[name].value) for name in names}
-    assert not any('#include "' in source for source in sources.values())
+    assert called_functions(tree).count("load_inline") == 1
+    assert module_classes(tree) == ["ModelNew"]
+    cpp_source = assigned_literal(tree, "CPP_SOURCE")
+    cuda_source = assigned_literal(tree, "CUDA_SOURCE")
+    assert '#include "' not in cpp_source + cuda_source
     for path, content in read_sources(problem).items():
-        counts = {name: source.count(f"// ---- {path}\n") for name, source in sources.items()}
+        heading = f"// ---- {path}\n"
+        cpp_count = cpp_source.count(heading)
+        cuda_count = cuda_source.count(heading)
         if path.endswith(".cpp"):
-            assert counts == {"CPP_SOURCE": 1, "CUDA_SOURCE": 0}
+            assert (cpp_count, cuda_count) == (1, 0)
         elif path.endswith(".cu"):
-            assert counts == {"CPP_SOURCE": 0, "CUDA_SOURCE": 1}
+            assert (cpp_count, cuda_count) == (0, 1)
         else:
-            assert max(counts.values()) == 1
-        lines = {x for x in content.splitlines() if not x.startswith(("#include", "#pragma once"))}
-        for name, count in counts.items():
-            assert count == 0 or lines <= set(sources[name].splitlines())
-    classes = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef)}
-    modules = [name for name in classes if "nn.Module" in map(ast.unparse, classes[name].bases)]
-    assert modules == ["ModelNew"]
+            assert max(cpp_count, cuda_count) == 1
+        for source in (cpp_source, cuda_source):
+            if heading in source:
+                assert has_all_lines(source, content)
 
 
 def test_gpus_of_one_kind_get_their_code_once(monkeypatch):
