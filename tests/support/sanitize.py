@@ -143,24 +143,34 @@ def pytest_command(files: Iterable[str], *options: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", *paths, *options]
 
 
-def gpu_runs(tools: list[str]) -> list[Run]:
-    """Build the kernels for these tools, and return a run for each subset and tool."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UnavailableError("expected a CUDA device, found none; --cpu checks the CPU kernels")
+def find_compute_sanitizer() -> str:
+    """Return the path of compute-sanitizer."""
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")
     sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:{toolkit}")
     if sanitizer is None:
         raise UnavailableError(
             "compute-sanitizer is neither on PATH nor in CUDA_HOME: install the CUDA toolkit"
         )
-    # The kernels are built before the runs so that the tools do not check the compilers.
+    return sanitizer
+
+
+def build_kernels(tools: list[str]) -> None:
+    """Build the kernels before the runs so that the tools do not check the compilers."""
     build = pytest_command(["relu/test_relu_forward.py"], "-k", "in_place")
     builds = [subprocess.Popen(build, cwd=ROOT, env={**os.environ, **VARIABLES[t]}) for t in tools]
     statuses = [process.wait() for process in builds]
     if any(statuses):
         raise UnavailableError("the kernels cannot be built")
+
+
+def gpu_runs(tools: list[str]) -> list[Run]:
+    """Build the kernels for these tools, and return a run for each subset and tool."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UnavailableError("expected a CUDA device, found none; --cpu checks the CPU kernels")
+    sanitizer = find_compute_sanitizer()
+    build_kernels(tools)
     runs = []
     for subset, files in SANITIZED.items():
         for tool in tools:

@@ -118,8 +118,8 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
 }
 
 // How backward divides a matrix [m, n] into units. A unit is the part that one thread handles at a
-// time: the rows of a row group, and as many columns as a run has. Units are numbered along the
-// rows:
+// time: the rows of a row group, and the columns of a column group, up to kMaxRun. Units are
+// numbered along the rows:
 //
 //     n = 1300: rows are longer than a run          n = 200: a run has two whole rows
 //
@@ -154,7 +154,7 @@ struct UnitGrid {
   int64_t units() const { return row_groups * column_groups; }
 };
 
-// One of the units: its runs lie one below the other.
+// One of the units. It consists of runs, one below the other.
 struct Unit {
   int64_t row_group;
   int64_t first_row;
@@ -172,9 +172,11 @@ struct Unit {
     rows_of_run = std::min(grid.rows_of_full_run, rows);
   }
 
+  // Returns how many runs it has, and how many of them have rows_of_run rows.
   int64_t runs() const { return divide_up(rows, rows_of_run); }
   int64_t full_runs() const { return rows / rows_of_run; }
 
+  // Returns run number i, counted from the top.
   Run run(int64_t i) const {
     const int64_t rows_above = i * rows_of_run;
     return {first_row + rows_above, std::min(rows_of_run, rows - rows_above), first_column,
