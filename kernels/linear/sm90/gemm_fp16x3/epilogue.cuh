@@ -202,7 +202,7 @@ static_assert(Fp16x3Config::kLargestRows % kPairRows == 0, "tiles are whole pair
 // Returns how far the thread's row i of a pair is from its row 0: 0, 1, 8 or 9 rows.
 __device__ constexpr int rows_from_first(int i) { return 8 * (i / 2) + i % 2; }
 
-// Returns the sums of the thread's row i of a pair, one for each of its two columns. Example: row 2
+// Returns the sums of the thread's row i of a pair, one for each of its two columns. Example: i = 2
 // of pair 1 is the thread's first row of row block 3, so its sums are sums[12] and sums[14].
 __device__ __forceinline__ float2 sums_of_row(const float (&sums)[Fp16x3Config::kSums], int pair,
                                               int i) {

@@ -202,10 +202,10 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const int row_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
+      const int m_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
       float results[4];
       const uint32_t bits = make_results_of_row<kMask>(
-          epilogue, v[j], memory.inputs.x_unscale[row_in_tile], columns, results);
+          epilogue, v[j], memory.inputs.x_unscale[m_in_tile], columns, results);
       cursor.store(results, bits);
       cursor.advance();
     }
