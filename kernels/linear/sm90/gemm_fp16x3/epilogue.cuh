@@ -191,17 +191,34 @@ __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
   *args.has_overflowed = 1;
 }
 
-// Returns row i, 0 to 3, of the four that a thread has in a pair of row blocks, from its first one
-// on: 0, 1, 8 or 9.
-__device__ constexpr int row_in_pair(int i) { return 8 * (i / 2) + i % 2; }
+// The fast epilogue takes a pair of row blocks at a time. A thread has four rows of the pair:
+//
+//   i                  0       1           2           3
+//   row of the pair    2 * c   2 * c + 1   2 * c + 8   2 * c + 9
+constexpr int kPairRows = 16;
+constexpr int kThreadRows = 4;  // of a pair
+static_assert(Fp16x3Config::kLargestRows % kPairRows == 0, "tiles are whole pairs");
+
+// Returns how far the thread's row i of a pair is from its row 0: 0, 1, 8 or 9 rows.
+__device__ constexpr int rows_from_first(int i) { return 8 * (i / 2) + i % 2; }
+
+// Returns the sums of the thread's row i of a pair, one for each of its two columns. Example: i = 2
+// of pair 1 is the thread's first row of row block 3, so its sums are sums[12] and sums[14].
+__device__ __forceinline__ float2 sums_of_row(const float (&sums)[Fp16x3Config::kSums], int pair,
+                                              int i) {
+  const int row_block = 2 * pair + i / 2;
+  const float* const first_column = sums + 4 * row_block;
+  const float* const second_column = first_column + 2;
+  return make_float2(first_column[i % 2], second_column[i % 2]);
+}
 
 // Combines the bits of the mask of a pair of row blocks, j and j + 1. All lanes of a warp call it.
 //
 // Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: the warp's
 // columns 0 to 7 in lanes c, c + 4, c + 8 and c + 12, and columns 8 to 15 in these lanes + 16. In
 // two row blocks the four lanes have four rows, which makes four bytes. A lane has its own bits of
-// all four bytes in a word, row_in_pair(i) in byte i. Two exchanges combine the words of the four
-// lanes, and each lane then stores one byte. A digit below is the bit of the column with this
+// all four bytes in a word, those of its row i in byte i. Two exchanges combine the words of the
+// four lanes, and each lane then stores one byte. A digit below is the bit of the column with this
 // number:
 //
 //                        byte 0      byte 1        byte 2        byte 3
@@ -224,7 +241,7 @@ __device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue,
                                                 int n, uint32_t bits) {
   const uint32_t bytes = combine_mask_bytes(bits);
   const int byte = threadIdx.x / 4 % 4;  // the one that this lane stores
-  const int m_of_byte = m + row_in_pair(byte);
+  const int m_of_byte = m + rows_from_first(byte);
   const int first_n_of_byte = n / 8 * 8;
   const bool byte_exists = m_of_byte < end_m && first_n_of_byte < epilogue.n;
   if (byte_exists) {
@@ -254,9 +271,9 @@ struct TwoColumns {
   // Makes the results of a row from the row's two sums. With kMask, also sets their bits of the
   // mask in this byte of *bits.
   template <bool kMask>
-  __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue,
-                                                 const float (&sum)[2], float x_unscale, int byte,
-                                                 uint32_t* bits) {
+  __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue, float2 sums,
+                                                 float x_unscale, int byte, uint32_t* bits) {
+    const float sum[2] = {sums.x, sums.y};
     float out[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -274,41 +291,38 @@ struct TwoColumns {
 };
 
 // The fast epilogue. The thread stores two columns, n_in_block and the next one, of all its rows.
-// It takes a pair of row blocks at a time. These have four of its rows: two in each row block.
 template <bool kMask>
 __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInputs& inputs,
                                   int n_in_block, const float (&sums)[Fp16x3Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int n = inputs.first_n + n_in_block;
-  const bool exists = n < epilogue.n;  // and so does n + 1, as N is even
+  const bool columns_exist = n < epilogue.n;  // both of them, as N is even
   // With a mask, lanes without columns stay, for the exchange.
-  if (!kMask && !exists) return;
-  TwoColumns columns(inputs, n_in_block, exists);
-  const int first_in_row_block =
-      threadIdx.x % 4 * 2;  // 2 * c: the thread's first row in a row block
-  // The first of the thread's four rows of a pair, in out.
-  float* target = epilogue.out_at(inputs.first_m + first_in_row_block, n);
+  if (!kMask && !columns_exist) return;
+  TwoColumns columns(inputs, n_in_block, columns_exist);
+  const int first_row = threadIdx.x % 4 * 2;  // 2 * c: the thread's row 0 of a pair
+  float* out = epilogue.out_at(inputs.first_m + first_row, n);  // that row of the current pair
 #pragma unroll
-  for (int pair = 0; pair < Fp16x3Config::kSums / 8; ++pair) {
-    const int first_m_of_pair = inputs.first_m + 16 * pair;
+  for (int pair = 0; pair < Fp16x3Config::kLargestRows / kPairRows; ++pair) {
+    const int first_m_of_pair = inputs.first_m + kPairRows * pair;
     if (first_m_of_pair >= inputs.end_m) break;
     uint32_t bits = 0;  // the thread's bits of the mask, a byte for each row (combine_mask_bytes)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* const sums_of_block = sums + 4 * (2 * pair + i / 2);
-      const float sum[2] = {sums_of_block[i % 2], sums_of_block[2 + i % 2]};
-      const int m_in_tile = 16 * pair + first_in_row_block + row_in_pair(i);
+    for (int i = 0; i < kThreadRows; ++i) {
+      const float2 sum = sums_of_row(sums, pair, i);
+      const int m_in_tile = kPairRows * pair + first_row + rows_from_first(i);
       const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
       const float2 results =
           columns.make_results<kMask>(epilogue, sum, x_unscale, /*byte=*/i, &bits);
-      if (exists && inputs.first_m + m_in_tile < inputs.end_m) {
-        const int64_t offset = row_in_pair(i) * static_cast<int64_t>(epilogue.n);
-        *reinterpret_cast<float2*>(target + offset) = results;
+      const bool exists = columns_exist && inputs.first_m + m_in_tile < inputs.end_m;
+      if (exists) {
+        float* const out_of_row = out + rows_from_first(i) * static_cast<int64_t>(epilogue.n);
+        *reinterpret_cast<float2*>(out_of_row) = results;
       }
     }
-    target += 16 * static_cast<int64_t>(epilogue.n);
+    out += kPairRows * static_cast<int64_t>(epilogue.n);
     if constexpr (kMask) {
-      store_mask_byte(epilogue, inputs.end_m, first_m_of_pair + first_in_row_block, n, bits);
+      store_mask_byte(epilogue, inputs.end_m, first_m_of_pair + first_row, n, bits);
     }
   }
 #pragma unroll

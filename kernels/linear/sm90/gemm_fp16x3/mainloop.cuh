@@ -1,26 +1,32 @@
 // The mainloop of the fp16x3 GEMM (kernel.cuh): a producer warp loads k-tiles to the stages of
 // shared memory, and consumer warpgroups split the weight and multiply.
 //
-// The mainloop takes K in k-groups of four k-tiles, 128 of K. Time runs to the right. 0 to 3 are
-// the k-tiles of a k-group, 0' and 1' are k-tiles of the next k-group:
+// The mainloop takes K in k-groups of four k-tiles, 128 of K. The picture shows a promotion
+// interval of 128. Time runs to the right. 0 to 3 are the k-tiles of a k-group, 0' and 1' are
+// k-tiles of the next k-group:
 //
 //   hi 0      the hi product of k-tile 0 (asynchronous, on the tensor cores)
 //   lo 0      both lo products of k-tile 0
 //   c 0       conversion of k-tile 0 of the weight: scale, split (by the warpgroup's threads)
 //   * 2^-11   accumulators *= 2^-11, which gives the lo products their true size
-//   promote   sums += accumulators
-//   p32       promote, only for a promotion interval of 32
-//   p64       promote, only for intervals of 32 and 64
+//   promote   sums += accumulators; the next product overwrites the accumulators
 //
-//   function       start_first_k_group            finish_k_group
-//   tensor cores       hi 0 p32 hi 1  promote     lo 0 lo 1 lo 2 lo 3 * 2^-11 hi 2 p32 hi 3
-//   conversion     c 0  c 1                            c 2  c 3
-//   freed stages                                            0, 1
+//   function       start_first_k_group        finish_k_group
+//   tensor cores       hi 0 hi 1  promote     lo 0 lo 1 lo 2 lo 3 * 2^-11 hi 2 hi 3
+//   conversion     c 0  c 1                        c 2  c 3
+//   freed stages                                        0, 1
 //
-//   function       start_next_k_group             finish_k_group, for k-tiles 0' to 3'
-//   tensor cores       p64 hi 0' p32 hi 1'  promote   ...
-//   conversion     c 0'    c 1'
-//   freed stages           2, 3
+//   function       start_next_k_group         finish_k_group, for k-tiles 0' to 3'
+//   tensor cores       hi 0' hi 1'  promote   ...
+//   conversion     c 0' c 1'
+//   freed stages        2, 3
+//
+// Shorter intervals promote more often. The code calls these steps p64 and p32:
+//
+//   interval   further promotions                        products that `promote` after hi 1' adds
+//   128        none                                      lo 0 to lo 3, hi 2, hi 3, hi 0', hi 1'
+//   64         p64 before hi 0'                          hi 0', hi 1'
+//   32         p64, and p32 before hi 1, hi 3 and hi 1'  hi 1'
 //
 // docs/SPLIT.md, step 4, explains this order.
 //
@@ -169,7 +175,7 @@ struct Fp16x3Consumer {
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
 
-  // The promotions p32 and p64 of the picture at the top of this file.
+  // The promotions p32 and p64 at the top of this file.
   static constexpr bool kPromotesEachKTile = kPromotionInterval == 32;  // p32
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;   // p64
 
@@ -335,8 +341,8 @@ struct Fp16x3Consumer {
 
   // ----- The mainloop of a work tile: run_mainloop calls the three functions before it.
   //
-  // A comment at the end of a line names steps of the picture at the top of this file, or the
-  // products that are in flight after a wait.
+  // A comment at the end of a line names steps that the top of this file shows, or the products
+  // that are in flight after a wait.
 
   // Starts a work tile's first k-group: its hi 0 and hi 1.
   template <int kRows>

@@ -133,6 +133,50 @@ __device__ __forceinline__ uint32_t make_results_of_row(const Epilogue<float>& e
   return bits;
 }
 
+// The row of out that a thread stores to next: its four columns from n on, and with kMask their
+// byte of the mask.
+template <bool kMask>
+struct RowCursor {
+  int row_elements;    // N
+  int rows_left;       // from this row to the end of out; 0 if the columns do not exist
+  bool is_first_half;  // the columns are the first four of the mask's byte
+  float* out;
+  uint8_t* mask = nullptr;
+
+  __device__ RowCursor(const Epilogue<float>& epilogue, int m, int n)
+      : row_elements(epilogue.n),
+        rows_left(n < epilogue.n ? epilogue.m - m : 0),
+        is_first_half(n % 8 == 0) {
+    const int64_t element = static_cast<int64_t>(m) * epilogue.n + n;
+    out = epilogue.out + element;
+    // With a mask, call_is_fast implies that N is a multiple of 8 (float_vector_size, launch.cuh).
+    if constexpr (kMask) mask = epilogue.mask + element / 8;
+  }
+
+  // Stores the row's results and bits of the mask. All lanes of a warp call it.
+  __device__ __forceinline__ void store(const float (&results)[4], uint32_t bits) const {
+    const bool exists = rows_left > 0;
+    // The store is non-temporal, as L2 is for x and the weight.
+    if (exists) {
+      __stcs(reinterpret_cast<float4*>(out),
+             make_float4(results[0], results[1], results[2], results[3]));
+    }
+    if constexpr (kMask) {
+      // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's.
+      bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
+      const bool stores_byte = exists && is_first_half;
+      if (stores_byte) *mask = static_cast<uint8_t>(bits);
+    }
+  }
+
+  // Moves to the thread's row of the next row block, 8 rows further.
+  __device__ __forceinline__ void advance() {
+    if constexpr (kMask) mask += row_elements;  // eight rows of N / 8 bytes
+    out += 8 * static_cast<int64_t>(row_elements);
+    rows_left -= 8;
+  }
+};
+
 // The fast epilogue of float32. The caller has checked that epilogue.call_is_fast, and that no
 // exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So x_unscale * weight_unscale is
 // a normal float.
@@ -143,17 +187,9 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
   constexpr int kSubtileRowBlocks = OneProductConfig::kSubtileRowBlocks;
   StagedAccumulators& staging = memory.staging.accumulators;
   const StagedAccumulatorsReader reader(staging);
-  const int n = warpgroup_tile.first_n + reader.column;
-  const int first_m = warpgroup_tile.first_m + reader.row;
   const FourColumns columns(memory.inputs, reader.column);
-  const float* const x_unscale = memory.inputs.x_unscale + reader.row;
-  // Rows of out from this thread's current row to the end; 0 if its columns do not exist.
-  int rows_left = n < epilogue.n ? epilogue.m - first_m : 0;
-  const int64_t first_element = static_cast<int64_t>(first_m) * epilogue.n + n;
-  float* target = epilogue.out + first_element;
-  uint8_t* mask = nullptr;
-  // With a mask, call_is_fast implies that n is a multiple of 8 (float_vector_size, launch.cuh).
-  if constexpr (kMask) mask = epilogue.mask + first_element / 8;
+  RowCursor<kMask> cursor(epilogue, warpgroup_tile.first_m + reader.row,
+                          warpgroup_tile.first_n + reader.column);
 #pragma unroll
   for (int subtile = 0; subtile < OneProductConfig::kSubtiles; ++subtile) {
     // All must have read the subtile before.
@@ -166,23 +202,12 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const float own_x_unscale = x_unscale[(subtile * kSubtileRowBlocks + j) * 8];
-      const bool exists = rows_left > 0;
-      float out[4];
-      uint32_t bits = make_results_of_row<kMask>(epilogue, v[j], own_x_unscale, columns, out);
-      // The store is non-temporal, as L2 is for x and the weight.
-      if (exists) {
-        __stcs(reinterpret_cast<float4*>(target), make_float4(out[0], out[1], out[2], out[3]));
-      }
-      if constexpr (kMask) {
-        // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's.
-        bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
-        const bool stores_byte = exists && n % 8 == 0;
-        if (stores_byte) *mask = static_cast<uint8_t>(bits);
-        mask += epilogue.n;  // eight rows of n / 8 bytes
-      }
-      target += 8 * static_cast<int64_t>(epilogue.n);
-      rows_left -= 8;
+      const int m_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
+      float results[4];
+      const uint32_t bits = make_results_of_row<kMask>(
+          epilogue, v[j], memory.inputs.x_unscale[m_in_tile], columns, results);
+      cursor.store(results, bits);
+      cursor.advance();
     }
   }
 }

@@ -129,30 +129,80 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps,
   }
 }
 
+// Where the producer finds the stages: shared-memory addresses in stage 0.
+struct ProducerStages {
+  uint32_t full;
+  uint32_t empty;
+  uint32_t x;  // this block's half of the rows
+  uint32_t weight;
+
+  template <typename Mode>
+  __device__ static ProducerStages of(uint32_t shared_base, int rank) {
+    using SharedMemory = OneProductSharedMemory<Mode>;
+    constexpr int kXBytesPerBlock = OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
+    ProducerStages stages;
+    stages.full = shared_base + offsetof(SharedMemory, barriers.full);
+    stages.empty = shared_base + offsetof(SharedMemory, barriers.empty);
+    stages.x = shared_base + offsetof(SharedMemory, x) + rank * kXBytesPerBlock;
+    stages.weight = shared_base + offsetof(SharedMemory, weight);
+    return stages;
+  }
+
+  // The target of the loads to the stage of this index.
+  __device__ LoadTarget target(int index) const {
+    LoadTarget target;
+    target.x = x + index * OneProductConfig::kXBytes;
+    target.weight = weight + index * OneProductConfig::kWeightBytes;
+    target.full = barrier_of(full, index);
+    return target;
+  }
+};
+
+// How the producer warp keeps pace with the converters of ConvertMode (converter.cuh): it tells its
+// block's converters how far it is, and loads only k-tiles that are converted. All lanes of the
+// warp call the functions.
+struct ConversionProgress {
+  const WeightConversion& conversion;
+  int* producer_k_tile;       // the counter of this block
+  int k_tiles_before = 0;     // k-tiles of all earlier tiles, also of those that are left out
+  int converted_k_tiles = 0;  // k-tiles of the current panel known to be converted: the first ones
+
+  // Tells the converters that the producer has begun this k-tile of the current tile.
+  __device__ void begin_k_tile(int k_tile) const { publish(k_tiles_before + k_tile); }
+
+  // Waits until the current panel is converted at this k-tile.
+  __device__ void wait(int panel, int k_tile) {
+    converted_k_tiles = k_tile + wait_converted(conversion, panel, k_tile);
+  }
+
+  // Ends a tile, also one that is left out. (In other modes, nothing reads the counts.)
+  __device__ void end_tile(int k_tiles) {
+    k_tiles_before += k_tiles;
+    converted_k_tiles = 0;
+  }
+
+  // Lets the converters no longer wait for this producer, which has loaded its last k-tile: other
+  // blocks may still need patches that this block's converters have taken. The latest k-tile
+  // becomes the largest number to which kLead can be added without overflow.
+  __device__ void finish() const { publish(INT_MAX - ConverterConfig::kLead); }
+
+  __device__ void publish(int latest_k_tile) const {
+    if (threadIdx.x % 32 == 0) atomicExch(producer_k_tile, latest_k_tile);
+  }
+};
+
 // The TMA producer: one warp, of which lane 0 issues the loads. `shared_base` is the shared-memory
 // address of `shared`.
 template <typename Mode>
 __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
                              const OneProductArguments<Mode>& args,
                              OneProductSharedMemory<Mode>& shared) {
-  const uint32_t full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
-  const uint32_t empty_address =
-      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
   const int rank = ptx::cluster_ctarank();
-  const uint32_t x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x) +
-                             rank * OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
-  const uint32_t weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight);
-  const auto stage = [&](int index) {
-    LoadTarget target;
-    target.x = x_address + index * OneProductConfig::kXBytes;
-    target.weight = weight_address + index * OneProductConfig::kWeightBytes;
-    target.full = barrier_of(full_address, index);
-    return target;
-  };
+  const ProducerStages stages = ProducerStages::of<Mode>(shared_base, rank);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
   PipelineState<OneProductConfig::kStages> state;
-  int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
+  ConversionProgress conversion{args.conversion, &shared.producer_k_tile};
   for_each_tile(args, [&](int index, const Tile& tile) {
     const int first_m =
         tile.x_tile * OneProductConfig::kTileRows + rank * OneProductConfig::kXRowsPerBlock;
@@ -160,29 +210,23 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
     const int first_n = panel * OneProductConfig::kBlockWeightRows;
     if (!computes_x_tile(args, tile.x_tile)) {
       if (is_loader && rank == 0) args.redo.add(index);
-      k_tiles_before += k_tiles;
+      conversion.end_tile(k_tiles);
       return;
     }
-    int converted = 0;  // k-tiles of the panel that are known to be converted
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      ptx::mbarrier_wait(barrier_of(empty_address, state.index), state.parity ^ 1);
+      ptx::mbarrier_wait(barrier_of(stages.empty, state.index), state.parity ^ 1);
       if constexpr (Mode::kConvertsWeight) {
-        if (is_loader) atomicExch(&shared.producer_k_tile, k_tiles_before + k_tile);
-        if (k_tile >= converted) {
-          converted = k_tile + wait_converted(args.conversion, panel, k_tile);
-        }
+        conversion.begin_k_tile(k_tile);
+        if (k_tile >= conversion.converted_k_tiles) conversion.wait(panel, k_tile);
       }
-      if (is_loader) load_k_tile(maps, args, {first_m, first_n, k_tile}, stage(state.index));
+      if (is_loader) {
+        load_k_tile(maps, args, {first_m, first_n, k_tile}, stages.target(state.index));
+      }
       state.advance();
     }
-    k_tiles_before += k_tiles;
+    conversion.end_tile(k_tiles);
   });
-  // This producer has no more k-tiles to load, but other blocks may still need patches that this
-  // block's converters have taken. So converters must no longer wait for this producer. Its latest
-  // k-tile becomes the largest number to which kLead can be added without overflow.
-  if (Mode::kConvertsWeight && is_loader) {
-    atomicExch(&shared.producer_k_tile, INT_MAX - ConverterConfig::kLead);
-  }
+  if constexpr (Mode::kConvertsWeight) conversion.finish();
 }
 
 // ----- the consumer warpgroups
