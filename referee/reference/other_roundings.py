@@ -5,6 +5,7 @@ is at 0, that changes an element entirely. Results under this mode show which el
 """
 
 import math
+from enum import Enum
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +37,14 @@ EXACT_NAMES = (
 EXACT_OPERATORS = frozenset(EXACT_NAMES.split())
 
 
+class OperatorKind(Enum):
+    """The kinds of operators, by where they round."""
+
+    EXACT = "does not round: it chooses, compares or copies elements, or makes a view"
+    IN_PLACE = "rounds, and writes the result into an operand"
+    NEW_RESULT = "rounds, and returns new tensors"
+
+
 class OtherRoundings(TorchDispatchMode):
     """Adds random noise, as large as roundings, to operands and results while the mode is on.
 
@@ -62,15 +71,10 @@ class OtherRoundings(TorchDispatchMode):
     ) -> object:
         """Call the operator, with noise in its operands and in its result if it rounds."""
         kwargs = kwargs or {}
-        name = func._schema.name.removeprefix("aten::").rstrip("_").removesuffix("_backward")
-        # A result that shares memory with an operand has an alias: a view of it, or it itself.
-        aliases = [x.alias_info for x in func._schema.returns if x.alias_info is not None]
-        is_view = any(not alias.is_write for alias in aliases)
-        writes_into_operand = bool(aliases) and not is_view
-        is_exact = is_view or name in EXACT_OPERATORS
-        if is_exact or not self._any_gets_noise(args):
+        kind = _kind_of(func)
+        if kind is OperatorKind.EXACT or not self._any_gets_noise(args):
             return func(*args, **kwargs)
-        if writes_into_operand:
+        if kind is OperatorKind.IN_PLACE:  # it would write into noisy copies of its operands
             result = func(*args, **kwargs)
             if self._gets_noise(result):
                 self._add_noise(result)
@@ -118,3 +122,16 @@ class OtherRoundings(TorchDispatchMode):
             if self._is_in_tf32:
                 noise += 2.0**-TF32_BITS
         return noise
+
+
+def _kind_of(func: object) -> OperatorKind:
+    """Return the kind of an operator, by its name and by its schema."""
+    name = func._schema.name.removeprefix("aten::").rstrip("_").removesuffix("_backward")
+    if name in EXACT_OPERATORS:
+        return OperatorKind.EXACT
+    # A result that shares memory with an operand has an alias: a view of it, or it itself.
+    aliases = [x.alias_info for x in func._schema.returns if x.alias_info is not None]
+    if not aliases:
+        return OperatorKind.NEW_RESULT
+    is_view = any(not alias.is_write for alias in aliases)
+    return OperatorKind.EXACT if is_view else OperatorKind.IN_PLACE
