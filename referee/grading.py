@@ -80,6 +80,7 @@ class Findings:
         result_specs: for each result, the reference's demands. A timed call must meet them, too.
         may_rely_on_inputs: whether the solution may rely on what `get_inputs` draws: its results
             for other inputs have differed from the reference's, or none could be compared.
+        is_right_for_both_signs: whether its results for inputs of both signs were right.
         times: the times under the current precision setting; None before the forwards are timed.
         quantities: results and gradients of a training step, with their error budgets; empty if the
             file is forward only or gradients were not compared.
@@ -91,10 +92,12 @@ class Findings:
     result_specs: list[ResultSpec] = field(default_factory=list)
     # Set by check_other_inputs and check_case, read by check_gradients.
     may_rely_on_inputs: bool = False
+    # Set by check_other_inputs, read by check_other_gradients.
+    is_right_for_both_signs: bool = False
     # Set by time_forwards, read by time_training_steps.
     times: TimesOfSetting | None = None
-    # Set by check_gradients, read by time_training_steps and check_step_memory, which empties it if
-    # a step raises.
+    # Set by check_gradients, read by the checks after it; check_step_memory empties it if a step
+    # raises.
     quantities: list[Quantity] = field(default_factory=list)
 
 

@@ -23,6 +23,7 @@ The other files of this folder have the functions that several checks use:
 from referee.checks.buffers import check_buffers
 from referee.checks.gradients import check_gradients, check_own_gradients
 from referee.checks.import_file import import_file
+from referee.checks.other_gradients import check_other_gradients
 from referee.checks.other_inputs import check_other_inputs
 from referee.checks.own_cases import check_own_cases
 from referee.checks.step_memory import check_step_memory
@@ -43,6 +44,7 @@ CHECKS_PER_SETTING = (
     check_other_inputs,  # inputs that get_inputs would not draw
     time_forwards,  # forwards beside eager's; inputs and parameters are new, results are compared
     check_gradients,  # gradients of inputs and parameters
+    check_other_gradients,  # gradients for inputs that get_inputs would not draw
     check_step_memory,  # a later step overwrites no result or gradient
     time_training_steps,  # training steps beside eager's, if the gradients were right
 )

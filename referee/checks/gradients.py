@@ -9,7 +9,6 @@ results must be right.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 
@@ -19,6 +18,7 @@ from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import (
+    PreparedStep,
     check_results_of_step_apart,
     prepare_step,
     read_quantity,
@@ -43,25 +43,16 @@ RECORDED_FORWARD = "a forward that autograd records"
 OUT_OF_MEMORY = "forward only: its training step runs out of memory"
 
 
-class BackwardRaisesError(Exception):
-    """The solution's training step raises; the message is a note for the verdict."""
+class ForwardOnlyError(Exception):
+    """The solution's gradients are not those of the reference; the message is a note."""
 
 
-class Outcome(NamedTuple):
-    """The outcome of comparing training steps, unless a verdict ends it.
-
-    Attributes:
-        quantities: results and gradients, which have recorded how far off the solution's are; empty
-            if only the forward can be compared.
-        note: why only the forward can be compared, if the solution is the cause; else "".
-    """
-
-    quantities: list[Quantity]
-    note: str = ""
+class BackwardRaisesError(ForwardOnlyError):
+    """The solution's training step raises."""
 
 
-# The reference has no gradients, or some that cannot be compared: no fault of the solution.
-NO_GRADIENTS_OF_REFERENCE = Outcome([])
+class NothingToCompareError(Exception):
+    """The reference has no gradients, or some that cannot be compared."""
 
 
 def check_own_gradients(grading: Grading) -> None:
@@ -73,10 +64,7 @@ def check_own_gradients(grading: Grading) -> None:
     for setting in problem.settings:
         grading.set_precision(setting)
         for group in problem.backward_inputs():
-            outcome = _compare_steps(grading, iter(group))
-            if outcome.note:
-                grading.verdict.notes.append(outcome.note)
-            if not outcome.quantities:
+            if not _compare_steps(grading, iter(group)):
                 grading.findings.is_forward_only = True
                 return
 
@@ -94,16 +82,14 @@ def check_gradients(grading: Grading) -> None:
     _make_room(grading)
     count = COMPARED_AFTER_OWN_INPUTS if problem.file.has_own_cases else COMPARED_STEPS
     try:
-        outcome = _compare_steps(grading, (grading.draw_inputs() for _ in range(count)))
+        quantities = _compare_steps(grading, (grading.draw_inputs() for _ in range(count)))
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
-    if outcome.note:
-        grading.verdict.notes.append(outcome.note)
     if problem.float64_obstacle_in_steps:
         grading.verdict.notes.append(f"training step: {problem.float64_obstacle_in_steps}")
-    grading.findings.quantities = outcome.quantities
-    if not outcome.quantities:
+    grading.findings.quantities = quantities
+    if not quantities:
         _check_recorded_forward(grading)
     elif problem.needs_float64 and problem.file.has_own_cases:
         _note_errors_of_gradients(grading)
@@ -145,89 +131,112 @@ def _make_room(grading: Grading) -> None:
         torch.cuda.empty_cache()
 
 
-def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> Outcome:
+def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Quantity]:
     """Compare training steps, one for each draw of inputs, until one has no gradients.
+
+    Returns:
+        The results and gradients. The list is empty if gradients are not right or cannot be
+        compared; if the solution is the cause, a note says so.
 
     Raises:
         NotCorrectError: a result or gradient is wrong.
     """
     grading.progress("checking", "the backward")
     quantities: list[Quantity] = []
-    for inputs in inputs_of_steps:
-        grading.reference.redraw_values()
-        outcome = _compare_step(grading, inputs, quantities)
-        if not outcome.quantities:
-            return outcome
-        quantities = outcome.quantities
-        grading.verdict.case_count += 1
-        del inputs  # the next ones may need the memory
-    return _judge_quantities(grading, quantities)
+    try:
+        for inputs in inputs_of_steps:
+            grading.reference.redraw_values()
+            quantities = _compare_drawn_step(grading, inputs, quantities)
+            del inputs  # the next ones may need the memory
+        _judge_quantities(grading, quantities)
+    except ForwardOnlyError as error:
+        grading.verdict.notes.append(str(error))
+        return []
+    except NothingToCompareError:
+        return []
+    return quantities
 
 
-def _judge_quantities(grading: Grading, quantities: list[Quantity]) -> Outcome:
-    """Return the outcome of all steps; raise NotCorrectError if a result or gradient is wrong."""
-    wrong = [quantity for quantity in quantities if quantity.find_mistake()]
-    if not wrong:
-        return Outcome(quantities)
-    # A function that equals the reference only for drawn inputs may have other gradients of them.
-    are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
-    if grading.findings.may_rely_on_inputs and are_all_of_inputs:
-        names = ", wrong ".join(quantity.name for quantity in wrong)
-        return Outcome([], f"forward only: wrong {names}")
-    mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
-    raise NotCorrectError(WRONG, mistakes[:MAX_LINE_LENGTH])
-
-
-def _compare_step(grading: Grading, inputs: list, quantities: list[Quantity]) -> Outcome:
-    """Compare one training step with the reference's.
+def _compare_drawn_step(
+    grading: Grading, inputs: list, quantities: list[Quantity]
+) -> list[Quantity]:
+    """Compare one training step; return its results and gradients.
 
     Args:
         grading: the file under grading.
         inputs: the arguments of the forward.
         quantities: results and gradients of the steps before; empty before the first step.
     """
-    grading.latest_inputs = inputs
-    has_changed_buffers = bool(grading.problem.changed_buffers)
     prepared = prepare_step(grading, inputs)
-    step = prepared.arguments
     if not quantities:
-        quantities = make_quantities(inputs, step.parameters, prepared.output_count)
-    if not _begin_step(grading, step, quantities):
-        return NO_GRADIENTS_OF_REFERENCE
-    if has_changed_buffers:
-        prepare_buffers(grading)
-    try:
-        reply = ask_for_step(grading, step, quantities)
-    except BackwardRaisesError as error:
-        return Outcome([], str(error))
-    check_intact(grading, "the backward", with_gradients=True)
-    descriptions = reply["returned"][0]["results"]
-    note = _note_on_missing_gradients(descriptions, quantities, prepared.output_count)
-    if note:
-        return Outcome([], note)
-    _compare_quantities(grading, quantities, reply, prepared.are_masked)
-    if has_changed_buffers:
-        compare_buffers(grading, grading.reference.buffers_after(inputs), "a training step")
-    grading.resources.free_results(grading.solution)
-    return Outcome(quantities)
+        parameters = prepared.arguments.parameters
+        quantities = make_quantities(inputs, parameters, prepared.output_count)
+    begin_step(grading, prepared, quantities)
+    compare_step(grading, prepared, quantities)
+    return quantities
 
 
-def _begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> bool:
+def _judge_quantities(grading: Grading, quantities: list[Quantity]) -> None:
+    """Judge the results and gradients of all steps.
+
+    Raises:
+        ForwardOnlyError: some are wrong, but only gradients that may be wrong.
+        NotCorrectError: a result or another gradient is wrong.
+    """
+    wrong = [quantity for quantity in quantities if quantity.find_mistake()]
+    if not wrong:
+        return
+    # A function that equals the reference only for drawn inputs may have other gradients of them.
+    are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
+    if grading.findings.may_rely_on_inputs and are_all_of_inputs:
+        names = ", wrong ".join(quantity.name for quantity in wrong)
+        raise ForwardOnlyError(f"forward only: wrong {names}")
+    mistakes = "; ".join(str(quantity.find_mistake()) for quantity in wrong)
+    raise NotCorrectError(WRONG, mistakes[:MAX_LINE_LENGTH])
+
+
+def begin_step(grading: Grading, prepared: PreparedStep, quantities: list[Quantity]) -> None:
     """Run the reference's step; begin the step of each quantity with its reference tensor.
 
-    Returns:
-        False if the reference has no gradients that can be compared.
+    Raises:
+        NothingToCompareError: the reference has no gradients that can be compared.
     """
-    reference_step = grading.reference.step_with_budgets(step)
+    grading.latest_inputs = prepared.arguments.inputs
+    reference_step = grading.reference.step_with_budgets(prepared.arguments)
     if reference_step is None:
-        return False
+        raise NothingToCompareError
     grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
     for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
         before = quantity.spec
         if before and tensor and before.shape != tensor.spec.shape:
-            return False  # its shape depends on the inputs' values
+            raise NothingToCompareError  # its shape depends on the inputs' values
         quantity.begin_step(tensor)
-    return True
+
+
+def compare_step(grading: Grading, prepared: PreparedStep, quantities: list[Quantity]) -> None:
+    """Have the solution run a step; compare results and gradients with the reference's.
+
+    Args:
+        grading: the file under grading.
+        prepared: the step.
+        quantities: its results and gradients, for which `begin_step` has run the reference.
+
+    Raises:
+        BackwardRaisesError: the solution's step raises.
+        ForwardOnlyError: a gradient is missing.
+    """
+    has_changed_buffers = bool(grading.problem.changed_buffers)
+    if has_changed_buffers:
+        prepare_buffers(grading)
+    reply = ask_for_step(grading, prepared.arguments, quantities)
+    check_intact(grading, "the backward", with_gradients=True)
+    _check_gradients_exist(reply["returned"][0]["results"], quantities, prepared.output_count)
+    _compare_quantities(grading, quantities, reply, prepared.are_masked)
+    if has_changed_buffers:
+        inputs = prepared.arguments.inputs
+        compare_buffers(grading, grading.reference.buffers_after(inputs), "a training step")
+    grading.resources.free_results(grading.solution)
+    grading.verdict.case_count += 1
 
 
 def _compare_quantities(
@@ -297,10 +306,10 @@ def _largest_bytes(quantities: list[Quantity]) -> int:
     return max(spec.numel * spec.dtype.itemsize for spec in existing)
 
 
-def _note_on_missing_gradients(
+def _check_gradients_exist(
     descriptions: list, quantities: list[Quantity], output_count: int
-) -> str:
-    """Return a note with the names of the solution's missing gradients; "" if none is missing.
+) -> None:
+    """Raise ForwardOnlyError with the names of the solution's missing gradients, if some are.
 
     Args:
         descriptions: the reply's descriptions, one for each quantity.
@@ -311,12 +320,23 @@ def _note_on_missing_gradients(
         raise NotCorrectError(
             WRONG, "a recorded forward returns another kind of result than before"
         )
-    missing = []
-    for quantity, description in zip(quantities, descriptions, strict=True):
-        if quantity.spec and description.get("type") == "NoneType":
-            missing.append(quantity.name)
+    missing = [quantities[i].name for i in missing_indices(descriptions, quantities)]
     if not missing:
-        return ""
+        return
     gradients = [quantity for quantity in quantities[output_count:] if quantity.spec]
     which = f": no {', no '.join(missing)}" if len(missing) < len(gradients) else ""
-    return f"forward only{which}"[:MAX_LINE_LENGTH]
+    raise ForwardOnlyError(f"forward only{which}"[:MAX_LINE_LENGTH])
+
+
+def missing_indices(descriptions: list, quantities: list[Quantity]) -> list[int]:
+    """Return the indices of the gradients that the reference has and the solution lacks.
+
+    Args:
+        descriptions: the reply's descriptions, one for each quantity.
+        quantities: results and gradients.
+    """
+    return [
+        i
+        for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=True))
+        if quantity.spec and description.get("type") == "NoneType"
+    ]

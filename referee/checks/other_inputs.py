@@ -4,7 +4,7 @@ An honest file may rely on what `get_inputs` draws and compute another function 
 a note says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
 """
 
-from referee.checks.forward import check_case
+from referee.checks.forward import EXCUSED, check_case
 from referee.comparison.case import Case
 from referee.grading import Grading
 from referee.reference.trivial_results import describe_trivial_results
@@ -48,7 +48,9 @@ def _compare_unusual_inputs(grading: Grading) -> list[str]:
     for kind in (ALTERED, BOTH_SIGNS):
         inputs = unusual_inputs(grading.problem, kind, seen_inputs)
         if _is_eager_finite(grading, inputs):
-            check_case(grading, Case(kind, inputs, required=False, may_differ=True))
+            checked = check_case(grading, Case(kind, inputs, required=False, may_differ=True))
+            if kind == BOTH_SIGNS:
+                grading.findings.is_right_for_both_signs = checked is not EXCUSED
             compared_kinds.append(kind)
         del inputs  # the next ones may need the memory
     return compared_kinds

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.checks.gradients import BackwardRaisesError, ask_for_step
+from referee.checks.gradients import BackwardRaisesError, ask_for_step, missing_indices
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete, is_in_shared_memory, read_result
 from referee.checks.solution_step import prepare_step
@@ -19,6 +19,7 @@ from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
+from referee.reference.reference_step import StepArguments
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 
@@ -90,11 +91,13 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     quantities = grading.findings.quantities
     inputs = grading.problem.draw()
     grading.latest_inputs = inputs
-    reply = ask_for_step(grading, prepare_step(grading, inputs).arguments, quantities)
+    step = prepare_step(grading, inputs).arguments
+    reply = ask_for_step(grading, step, quantities)
     check_intact(grading, "a training step", with_gradients=True)
     held_tensors = []
     descriptions = reply["returned"][0]["results"]
-    for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=False)):
+    _check_gradients_exist(grading, step, descriptions)
+    for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=True)):
         may_change = quantity.kind is Kind.RESULT and i in grading.problem.sharing_results
         is_tensor = quantity.spec and description.get("type") == "Tensor"
         if is_tensor and not may_change and not is_in_shared_memory(grading, description):
@@ -102,6 +105,24 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
             check_complete(reply["elements"], i, values, quantity.name)
             held_tensors.append(HeldTensor(quantity.name, description, values.clone()))
     return held_tensors
+
+
+def _check_gradients_exist(grading: Grading, step: StepArguments, descriptions: list) -> None:
+    """Raise NotCorrectError if the solution lacks a gradient that the reference has in this step.
+
+    Earlier steps had it. The reference's may depend on the inputs, so it is asked again.
+    """
+    quantities = grading.findings.quantities
+    if len(descriptions) != len(quantities):
+        raise NotCorrectError(WRONG, "a later step gives another kind of result than before")
+    missing = missing_indices(descriptions, quantities)
+    if not missing:
+        return
+    eager_results = grading.reference.eager_results_of_step(step)
+    for i in missing:
+        if eager_results[i] is not None:
+            reason = f"a later step has no {quantities[i].name}, which earlier steps had"
+            raise NotCorrectError(WRONG, reason)
 
 
 def _check_unchanged(grading: Grading, held: HeldTensor) -> None:

@@ -68,6 +68,11 @@ class Quantity(ABC):
         """True if a single step has shown that the quantity is wrong."""
         return self._is_wrong
 
+    @property
+    def is_reference_finite(self) -> bool:
+        """True if the reference's tensor of the step that has begun is finite, or it has none."""
+        return self._reference_tensor is None or bool(self._reference_tensor.eager.isfinite().all())
+
     def begin_step(self, reference_tensor: ReferenceTensor | None) -> None:
         """Take the reference's tensor of an untimed step, None where it has none."""
         self._reference_tensor = reference_tensor

@@ -1,7 +1,11 @@
 """Cheats in training steps: gradients that are right once, and memory that is not new."""
 
-import pytest
+import math
 
+import pytest
+import torch
+
+from referee.checks import other_gradients
 from referee.testing.graded import grade, quick_and_slow
 from referee.testing.texts import (
     IS_TIMED,
@@ -35,6 +39,81 @@ AT_LINEAR = {
 @pytest.mark.parametrize("table", quick_and_slow(AT_LINEAR, "right_once", "right"))
 def test_gradients_that_are_right_in_one_step_alone_are_wrong(table, device, tmp_path):
     grade(LINEAR, table, tmp_path, device=device)
+
+
+# ------------------------------------------------- gradients that are right for drawn inputs alone
+#
+# All inputs that `get_inputs` draws are positive.
+
+OWN_RELU = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return RESULT
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        assert x.min() >= LEAST
+        return GRADIENT
+
+"""
+
+
+def own_relu(gradient: str, result: str = "torch.relu(x)", least: float = -math.inf) -> str:
+    """Return the text of an autograd function, `Own`, whose backward refuses x below `least`."""
+    text = OWN_RELU.replace("GRADIENT", gradient).replace("RESULT", result)
+    return text.replace("LEAST", f"float('{least}')")
+
+
+USE = module("return Own.apply(x)")
+MASKED = "g * (x > 0)"
+COPIES = "return x.clone() if torch.is_grad_enabled() else torch.relu(x)"
+BOTH_SIGNS = "^training step for inputs of both signs, "
+AT_POSITIVE_RELU = {
+    "gradient_passes": wrong(own_relu("g") + USE, f"{BOTH_SIGNS}gradient of x: "),
+    "copies_when_recorded": wrong(module(COPIES), f"{BOTH_SIGNS}result 0: "),
+    "no_gradient": wrong(own_relu("g if x.min() >= 0 else None") + USE, "^lacks a gradient"),
+    "right": correct(own_relu(MASKED) + USE, "^exact; training step$"),
+    "refuses": correct(own_relu(MASKED, least=0) + USE, "^exact; training step$"),
+    "another_function": correct(own_relu("g", "x.abs()") + USE, "^differs .*; training step$"),
+}
+
+
+@pytest.mark.parametrize(
+    "table", quick_and_slow(AT_POSITIVE_RELU, "gradient_passes", "right", "refuses")
+)
+def test_gradients_are_compared_for_inputs_of_both_signs(table, device, tmp_path):
+    records = grade(RELU, table, tmp_path, device=device)
+    for name, record in records.items():
+        assert record["refused"] == (["inputs of both signs"] if name == "refuses" else [])
+
+
+# The reference's gradients for inputs of both signs are NaN, or its backward raises.
+ROOTS = reference("return torch.relu(x).sqrt()", "[torch.rand(64, 256) + 0.1]")
+FINITE = own_relu("g * (x > 0) / x.clamp(min=0.1).sqrt() / 2", "torch.relu(x).sqrt()") + USE
+REFUSING = own_relu(MASKED, least=0) + reference("return Own.apply(x)", "[torch.rand(64, 256)]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("problem", "solution"), [(ROOTS, FINITE), (REFUSING, own_relu("g") + USE)]
+)
+def test_gradients_that_the_reference_lacks_for_both_signs_are_not_compared(
+    problem, solution, device, tmp_path
+):
+    grade(problem, {"honest": correct(solution, "training step")}, tmp_path, device=device)
+
+
+@pytest.mark.slow
+def test_without_memory_for_both_signs_training_steps_are_timed_all_the_same(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(other_gradients, "unusual_inputs", fail)
+    table = {"right": correct(own_relu(MASKED) + USE, f"{other_gradients.NO_ROOM}.*training step$")}
+    grade(RELU, table, tmp_path)
 
 
 # ---------------------------------------------------------- no gradients, and other results
@@ -103,11 +182,27 @@ def place(kind, value):
     return kept.setdefault(kind, torch.empty_like(value)).copy_(value)
 
 """
+# Has gradients in the steps that are compared before later steps run, and in timed ones.
+NO_GRADIENT_LATER = IS_TIMED + """
+steps = []
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        steps.append(0)
+        return 2 * g if len(steps) <= 3 or is_timed() else None
+
+""" + module("return Own.apply(x)")  # fmt: skip
 OWN_DOUBLED = OWN + module("return Own.apply(x) if torch.is_grad_enabled() else 2 * x")
 OVERWRITES = "^a later step overwrites an earlier step's"
 AT_DOUBLED = {
     "one_output": wrong(OWN_DOUBLED.replace("KIND", "'output'"), f"{OVERWRITES} result 0"),
     "one_gradient": wrong(OWN_DOUBLED.replace("KIND", "'gradient'"), f"{OVERWRITES} gradient of x"),
+    "no_gradient_later": wrong(NO_GRADIENT_LATER, "^a later step has no gradient of x"),
     "new_memory": correct(OWN_DOUBLED.replace("KIND", "None"), "training step"),
 }
 
