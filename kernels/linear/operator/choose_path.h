@@ -88,8 +88,8 @@ struct Product {
   bool is_highest() const { return precision == Precision::kHighest; }
 };
 
-// The least K of these kernels. The benchmark `path-grid`, which checks the limits of this file, has
-// no forwards with a shorter K.
+// The least K of these kernels. The benchmark `path-grid`, which checks the limits of this file,
+// has no forwards with a shorter K.
 constexpr int64_t kLeastKAtHighest = 16;      // fp16x3, and skinny.cu from 17 rows of x on
 constexpr int64_t kLeastKOfOneProduct = 256;  // gemm_one_product
 

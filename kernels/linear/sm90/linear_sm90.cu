@@ -19,8 +19,8 @@
 // Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
 // so the host always launches them. Without work they read a flag and end.
 //
-// All kernels start by programmatic dependent launch (PDL, common/launch.cuh): a kernel starts while
-// the previous kernel ends, and waits for its end. GEMMs that always have work set up their
+// All kernels start by programmatic dependent launch (PDL, common/launch.cuh): a kernel starts
+// while the previous kernel ends, and waits for its end. GEMMs that always have work set up their
 // barriers before they wait.
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
