@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -290,6 +291,54 @@ def error_of_z(dtype, setting):
     return U32 * 64
 
 
+@dataclass(frozen=True)
+class Signs:
+    """The signs of z = x weight^T + bias. ReLU passes the gradient where z > 0.
+
+    Attributes:
+        are_clear: where z is so far from 0 that no rounding changes its sign.
+        are_positive: where the exact z is positive.
+    """
+
+    are_clear: torch.Tensor
+    are_positive: torch.Tensor
+
+    def passed_gradients(self, second_gradient):
+        """Return where ReLU passed the gradient in a step that had this second gradient.
+
+        Where a sign is not clear, ReLU passed it if the second gradient is not 0.
+        """
+        return torch.where(self.are_clear, self.are_positive, second_gradient != 0)
+
+
+def signs_of_z(module, x, setting):
+    """Return the signs of z in a call of this module; `setting` is the precision."""
+    z, magnitudes = exact_sums(module.linear, x)
+    return Signs(z.abs() > error_of_z(x.dtype, setting) * magnitudes, z > 0)
+
+
+class JudgedResult(NamedTuple):
+    """A result of `step`, and its errors."""
+
+    values: torch.Tensor
+    errors: Errors
+
+
+def judge_step(results, module, operands, signs, setting):
+    """Return each of a step's results with its errors.
+
+    Args:
+        results: the results of `step`.
+        module: the reference.
+        operands: x, grad_output and direction of `step`.
+        signs: the signs of z.
+        setting: the precision of float32 products.
+    """
+    passes = signs.passed_gradients(results[-1]).double() / module.divisor
+    pairs = zip(results, exact_step(module, *operands, passes), strict=True)
+    return [JudgedResult(got, exact.errors_of(got, setting)) for got, exact in pairs]
+
+
 @given(st.data())
 def test_gradients_are_as_accurate_as_in_the_reference(device, data):
     """This holds for first gradients and the second one.
@@ -300,34 +349,28 @@ def test_gradients_are_as_accurate_as_in_the_reference(device, data):
     case = data.draw(operands(device, ("normal",), (2.0, -1.0)))
     assume(case.weight.layout.shape[0] > 0)  # otherwise there is nothing to compare
     ours, reference = case.modules(device)
+    weight = reference.linear.weight
     x = case.x.make(device)
     setting = data.draw(choice_of(PRECISIONS[device]))
-    z, magnitudes = exact_sums(reference.linear, x)
-    has_clear_sign = z.abs() > error_of_z(x.dtype, setting) * magnitudes
-    grad_output = data.draw(like(tuple(z.shape), x.dtype, "normal")).make(device)
+    signs = signs_of_z(reference, x, setting)
+    grad_output = data.draw(like(tuple(signs.are_clear.shape), x.dtype, "normal")).make(device)
     direction = data.draw(like(tuple(x.shape), x.dtype, "normal")).make(device)
-    is_expanded = any(0 in t.stride() for t in (x, reference.linear.weight, grad_output))
-    grad_output = grad_output * has_clear_sign
-    arguments = x, grad_output, direction
+    is_expanded = any(0 in t.stride() for t in (x, weight, grad_output))
+    step_operands = x, grad_output * signs.are_clear, direction
+
     with float32_precision(setting):
-        tensors = [*arguments, *ours.parameters()]
-        our_results = checked_call(lambda: step(ours, *arguments), tensors, grad_output.nbytes)
-        torch_results = step(reference, *arguments)
+        tensors = [*step_operands, *ours.parameters()]
+        our_results = checked_call(lambda: step(ours, *step_operands), tensors, grad_output.nbytes)
+        torch_results = step(reference, *step_operands)
 
-    def errors_of(results):
-        # Where the sign is not clear, the second gradient shows whether ReLU passed the gradient.
-        passes = torch.where(has_clear_sign, z > 0, results[-1] != 0).double() / case.divisor
-        exact = exact_step(reference, *arguments, passes)
-        return [e.errors_of(got, setting) for e, got in zip(exact, results, strict=True)]
-
-    most_terms = max(*reference.linear.weight.shape, z[..., 0].numel())
-    all_errors = errors_of(our_results), errors_of(torch_results)
-    for got, want, our_errors, torch_errors in zip(
-        our_results, torch_results, *all_errors, strict=True
-    ):
-        assert (got.shape, got.dtype) == (want.shape, want.dtype)
-        if not torch.equal(got, want):  # both may have the errors of torch 2.9's bfloat16 products
-            assert_accurate(our_errors, torch_errors, x.dtype, most_terms, is_expanded)
+    our_step = judge_step(our_results, reference, step_operands, signs, setting)
+    torch_step = judge_step(torch_results, reference, step_operands, signs, setting)
+    most_terms = max(*weight.shape, grad_output[..., 0].numel())
+    for got, want in zip(our_step, torch_step, strict=True):
+        assert (got.values.shape, got.values.dtype) == (want.values.shape, want.values.dtype)
+        # Equal values pass, for both may have the errors of torch 2.9's bfloat16 products.
+        if not torch.equal(got.values, want.values):
+            assert_accurate(got.errors, want.errors, x.dtype, most_terms, is_expanded)
 
 
 @given(st.data())

@@ -29,7 +29,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "common/sizes.h"
 #include "launchers.h"
@@ -114,11 +113,18 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 
 // Returns whether the path skinny takes less time than every other path, for a float32 forward.
 // With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
+// No size is 0.
 //
-// It wins if one of the rules below allows the rows of x, the tiles and K. Two more limits hold:
+//   rows of x      skinny wins if                            at
+//   1 to 8         tiles <= 4, or K >= 512                   `highest` and `high`
+//   9 to 16        tiles <= 2 and K >= 256, or K >= 512      `highest`
+//   17 and more    tiles <= 2 and K >= 256, or               `highest`
+//                  tiles <= 1 and K >= 16;
+//                  and also multiplications <= 2^28
 //
-//   at `high`                   up to 8 rows of x; with more, one tensor-core product is faster
-//   from 17 rows of x on        up to 2^28 multiplications
+// Here `tiles` counts the tiles of out for each multiprocessor. Example: an H200 has 132
+// multiprocessors. For x with 16 rows and a weight with 8192, out has 1 * 256 tiles of 16 x 32.
+// This is 1.94 for each multiprocessor, so skinny wins from K = 256 on.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has fewer rows.
   // It has all rows of x, unless K is so long that x does not fit into shared memory.)
@@ -131,36 +137,21 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   constexpr int kMediumTiles = 2;
   constexpr int kManyTiles = 4;
   constexpr int kMostMultiplications = 1 << 28;
-  constexpr int kNoLimit = std::numeric_limits<int>::max();
 
-  struct Rule {
-    int least_rows, most_rows;  // of x
-    int most_tiles;             // for each multiprocessor
-    int least_k;
-  };
-  constexpr Rule kRules[] = {
-      {1, kVeryFewRows, kManyTiles, 1},                        // rows 1 - 8, tiles <= 4
-      {1, kVeryFewRows, kNoLimit, kLongK},                     // rows 1 - 8, K >= 512
-      {kVeryFewRows + 1, kTileRows, kMediumTiles, kMediumK},   // rows 9 - 16, tiles <= 2, K >= 256
-      {kVeryFewRows + 1, kTileRows, kNoLimit, kLongK},         // rows 9 - 16, K >= 512
-      {kTileRows + 1, kNoLimit, kMediumTiles, kMediumK},       // rows >= 17, tiles <= 2, K >= 256
-      {kTileRows + 1, kNoLimit, kFewTiles, kLeastKAtHighest},  // rows >= 17, tiles <= 1, K >= 16
-  };
+  const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
+  if (product.m <= kVeryFewRows) {
+    return tiles <= kManyTiles * gpu.multiprocessors || product.k >= kLongK;
+  }
 
-  if (!product.is_highest() && product.m > kVeryFewRows) return false;
+  if (!product.is_highest()) return false;  // one tensor-core product is faster
+  const bool is_medium = tiles <= kMediumTiles * gpu.multiprocessors && product.k >= kMediumK;
+  if (product.m <= kTileRows) return is_medium || product.k >= kLongK;
+
+  const bool is_small = tiles <= kFewTiles * gpu.multiprocessors && product.k >= kLeastKAtHighest;
   // A tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
-  if (product.m > kTileRows && multiplications > kMostMultiplications) return false;
-
-  const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
-  const double tiles_per_multiprocessor = static_cast<double>(tiles) / gpu.multiprocessors;
-  for (const Rule& rule : kRules) {
-    const bool allows_rows = rule.least_rows <= product.m && product.m <= rule.most_rows;
-    const bool allows_tiles = tiles_per_multiprocessor <= rule.most_tiles;
-    if (allows_rows && allows_tiles && product.k >= rule.least_k) return true;
-  }
-  return false;
+  return (is_medium || is_small) && multiplications <= kMostMultiplications;
 }
 
 // Returns whether the path sm90 wins by fp16x3, for a gradient at `highest`.
