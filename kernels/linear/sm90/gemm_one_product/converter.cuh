@@ -131,21 +131,32 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 // Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
 // patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
-// Why no warp waits forever, neither here nor in wait_converted. Let P be the first patch, in
-// PatchOrder, that is not yet converted. So all patches before P are converted. P will be, too:
+// Why no warp waits forever, neither here nor in wait_converted. Three facts about PatchOrder:
 //
-//   1. A warp takes P. Patches are taken in PatchOrder. While P is not taken, all patches that a
-//      converter warp has taken come before P and are converted, so the warp takes another one. The
-//      first warp that does so takes P.
-//   2. P is the patch that this warp converts now. A warp converts patches in the order in which it
-//      takes them, and the patches that it took before P are converted. So the warp either converts
-//      P, for which it waits for no other warp, or it waits here, for its block's producer.
-//   3. The producer reaches the k-tile for which the warp waits. Until then, the producer's k-tiles
-//      come before P's first use. first_use never falls along PatchOrder, and no k-tile before a
-//      patch's first use needs the patch. So these k-tiles need only patches before P, which are
-//      converted. The producer may also wait until the consumers of its cluster have emptied a
-//      stage. These wait for the loads of both blocks' producers. If the other producer is the one
-//      that is late, its k-tile is an earlier one, so it also needs only patches before P.
+//   1. Patches are taken in this order, and each warp converts its patches in this order.
+//   2. first_use never falls along the order. In a weight group it grows with the patch column. The
+//      next group begins at least k_tiles later, for a group has at least one tile of out for each
+//      cluster (launch.cuh).
+//   3. No k-tile before a patch's first use needs the patch. With fact 2: the k-tiles before P's
+//      first use, for any patch P, need only patches before P.
+//
+// Let P be the first patch that is not yet converted. It will be, because all waits before end:
+//
+//   who waits               for what               why it comes
+//
+//   P                       a warp that takes it   All patches taken so far come before P (fact 1).
+//                                                  They are converted, so their warps take others.
+//   the warp that has P     its block's producer   The producer's k-tiles until then come before
+//                                                  P's first use: see the next row. After the last
+//                                                  one, finish (mainloop.cuh) ends the wait.
+//   a producer at a k-tile  the k-tile's patches   They come before P (fact 3), so they are
+//   before P's first use                           converted.
+//                           an empty stage         The consumers empty it when both producers of
+//                                                  the cluster have loaded it. If the other one is
+//                                                  late, its k-tile is an earlier one, so this row
+//                                                  is true of it, too.
+//
+// Then the first patch that is not yet converted is a later one, until all are converted.
 //
 // The blocks need not all be on the GPU at once, because only a running block takes patches.
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* producer_k_tile) {
