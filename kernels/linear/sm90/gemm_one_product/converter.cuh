@@ -140,7 +140,7 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 //   3. No k-tile before a patch's first use needs the patch. With fact 2: the k-tiles before P's
 //      first use, for any patch P, need only patches before P.
 //
-// Let P be the first patch that is not yet converted. It will be, because all waits before end:
+// Let P be the first patch that is not yet converted. It will be, because each of these waits ends:
 //
 //   who waits               for what               why it comes
 //

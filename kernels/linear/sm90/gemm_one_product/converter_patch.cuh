@@ -21,6 +21,7 @@
 //   convert_patch
 //     convert_whole_patch      a patch inside the weight, piece by piece through shared memory
 //       load_scales
+//       PieceLoader
 //       convert_piece
 //         round_octet
 //       count_found_units      (converter_subnormals.cuh)
@@ -59,12 +60,37 @@ __device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale
   return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 }
 
-// Waits until the oldest piece in flight has arrived in shared memory, for all lanes. After that
-// the buffer of the piece before it is free, as all lanes have read it.
-__device__ __forceinline__ void wait_for_piece(int barrier) {
-  ptx::wait_copies<ConverterConfig::kBuffers - 2>();
-  ptx::barrier_sync(barrier, 32);
-}
+// Loads the pieces of a patch to the warp's ring of four buffers in shared memory. While the warp
+// converts the piece in one buffer, the next three pieces are in flight:
+//
+//   start(0), start(1), start(2)
+//   for each piece:   buffer = wait(piece), start(piece + 3), then convert the buffer
+template <typename Layout>
+struct PieceLoader {
+  static constexpr int kInFlight = ConverterConfig::kBuffers - 1;
+
+  const LaneSource source;
+  PieceRing& ring;
+  int lane;
+  int barrier;
+
+  // Starts to load a piece. Past the last one, it commits an empty group, as wait counts groups.
+  __device__ __forceinline__ void start(int piece) const {
+    if (piece < ConverterConfig::kPiecesPerPatch) {
+      Layout::load(ring[piece % ConverterConfig::kBuffers], source, piece, lane);
+    }
+    ptx::commit_copies();
+  }
+
+  // Waits until the oldest piece in flight, which is `piece`, has arrived for all lanes, and
+  // returns its buffer. After that the buffer of the piece before it is free, as all lanes have
+  // read it.
+  __device__ __forceinline__ const PieceBuffer& wait(int piece) const {
+    ptx::wait_copies<kInFlight - 1>();
+    ptx::barrier_sync(barrier, 32);
+    return ring[piece % ConverterConfig::kBuffers];
+  }
+};
 
 // Converts the lane's octets of a piece, and stores them to hi. Returns whether an element is
 // subnormal.
@@ -101,14 +127,10 @@ __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, i
 
 // Converts a patch that is inside the weight. Returns whether it has counted subnormals. Layout is
 // RowMajor or Transposed. All lanes of a warp call it, and meet at `barrier`.
-//
-// The warp has a ring of four buffers in shared memory. It converts the piece in one of them while
-// the next three pieces are loaded.
 template <typename Layout>
 __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conversion,
                                                     const Patch& patch, PieceRing& ring,
                                                     int barrier) {
-  constexpr int kInFlight = ConverterConfig::kBuffers - 1;
   const split::ScaledMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
@@ -117,20 +139,13 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
                    (patch.first_n + Layout::row(lane, 0)) * split::kKTileRowNumbers +
                    Layout::first_k(lane);
-  const LaneSource source = Layout::source_of(weight, patch.first_n, first_k, lane);
-  // Past the last piece, this commits an empty group, as wait_for_piece counts groups.
-  const auto start_load = [&](int piece) {
-    if (piece < ConverterConfig::kPiecesPerPatch) {
-      Layout::load(ring[piece % ConverterConfig::kBuffers], source, piece, lane);
-    }
-    ptx::commit_copies();
-  };
-
+  using Loader = PieceLoader<Layout>;
+  const Loader loader{Layout::source_of(weight, patch.first_n, first_k, lane), ring, lane, barrier};
   float scale[Layout::kRows];
   load_scales<Layout>(weight, patch.first_n, lane, scale);
 
 #pragma unroll
-  for (int piece = 0; piece < kInFlight; ++piece) start_load(piece);
+  for (int piece = 0; piece < Loader::kInFlight; ++piece) loader.start(piece);
   uint32_t found_units = 0;  // the count units of pieces in which this lane has found subnormals
 #pragma unroll 1
   for (int first_of_k_tile = 0; first_of_k_tile < ConverterConfig::kPiecesPerPatch;
@@ -138,9 +153,8 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 #pragma unroll
     for (int piece = first_of_k_tile; piece < first_of_k_tile + ConverterConfig::kPiecesPerKTile;
          ++piece) {
-      wait_for_piece(barrier);
-      start_load(piece + kInFlight);
-      const PieceBuffer& buffer = ring[piece % ConverterConfig::kBuffers];
+      const PieceBuffer& buffer = loader.wait(piece);
+      loader.start(piece + Loader::kInFlight);
       const bool has_subnormal = convert_piece<Layout>(buffer, lane, piece, scale, target);
       if (has_subnormal) found_units |= Layout::count_units_of(piece, first_of_k_tile);
     }
