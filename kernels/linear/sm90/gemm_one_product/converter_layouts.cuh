@@ -101,6 +101,29 @@ struct LaneSource {
   uint64_t policy;     // how long L2 keeps the lines
 };
 
+// Where an octet is in its patch, and which of the lane's scales it needs. Example: octet 1 of lane
+// 27 in p1, as in the table above,
+//
+//                 row   k    scale
+//   row-major     15    24   3        the lane's rows are 3, 7, 11, 15, ..., 31: the fourth of
+//   these transposed    27    24   1        the lane's rows are 11 and 27: the second
+struct OctetPlace {
+  int row;    // of the patch
+  int k;      // of the k-tile: where the octet begins
+  int scale;  // number of the row among the lane's rows: its scale is scale[this]
+
+  // The distance in hi, in elements, from row 0, k 0 of the patch's part of the k-tile.
+  __host__ __device__ constexpr int offset() const { return row * split::kKTileRowNumbers + k; }
+
+  __host__ __device__ constexpr bool operator==(const OctetPlace& other) const {
+    return row == other.row && k == other.k && scale == other.scale;
+  }
+};
+
+// Subnormals are counted in count units (converter_subnormals.cuh). A patch has 16, of 8 rows x 64
+// of K each, for both layouts. Their numbers are those of the row-major pieces, so p9 of a
+// row-major weight is unit 9. p9 of a transposed weight has elements of units 8 to 11.
+//
 // A layout, RowMajor or Transposed, has these members. `piece` is 0 to 15, for p0 to p15.
 //
 //   kIsTransposed                   the weight in memory is [K, N]
@@ -111,23 +134,15 @@ struct LaneSource {
 //     load(...)                     starts the lane's four copies of the piece
 //
 //   to convert octets 0 and 1 of a piece
+//     kRows                         how many rows of a patch a lane has octets of. It holds their
+//                                   scales in an array, scale[kRows].
+//     place(lane, piece, octet)     the octet's OctetPlace
 //     read(...)                     reads the octet from the piece's buffer to v
-//     kRows                         a lane has octets of so many rows of a patch, whose scales it
-//                                   holds in an array, scale[kRows]
-//     row(lane, i)                  the row of the patch whose scale is scale[i]
-//     scale_index(piece, octet)     the octet's scale is scale[scale_index]
-//     first_k(lane)                 where octet 0 of p0 begins in its row of the k-tile
-//     octet_offset(piece, octet)    the distance in hi, in elements, from octet 0 of the first
-//                                   piece in the k-tile to this octet; equal for all lanes
 //
 //   to count the subnormals of a piece
 //     count_units_of(piece, first_of_k_tile)
 //                                   the count units that the piece has elements of, as bits.
 //                                   first_of_k_tile is the first piece in its k-tile: 8 for p9.
-//
-// A count unit is a part of a patch in which subnormals are counted (converter_subnormals.cuh). It
-// has 8 rows x 64 of K for both layouts, so for a row-major weight it is a piece. A patch has 16,
-// with the numbers of the row-major pieces.
 
 // A row-major weight. A buffer is [8 rows][64 of K]. The lanes that load and convert it:
 //
@@ -144,15 +159,10 @@ struct RowMajor {
   static constexpr bool kIsTransposed = false;
 
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece * ConverterConfig::kPiecesPerKTile;
-  __host__ __device__ static constexpr int row(int lane, int i) { return 4 * i + lane / 8; }
-  __host__ __device__ static constexpr int scale_index(int piece, int octet) {
-    return piece % ConverterConfig::kPiecesPerKTile * ConverterConfig::kOctetsPerPiece + octet;
-  }
-  __host__ __device__ static constexpr int first_k(int lane) { return lane % 8 * 8; }
-  __host__ __device__ static constexpr int octet_offset(int piece, int octet) {
-    const int rows =
-        piece % ConverterConfig::kPiecesPerKTile * ConverterConfig::kRowMajorPieceRows + 4 * octet;
-    return rows * split::kKTileRowNumbers;
+  __host__ __device__ static constexpr OctetPlace place(int lane, int piece, int octet) {
+    const int piece_in_k_tile = piece % ConverterConfig::kPiecesPerKTile;
+    const int scale = piece_in_k_tile * ConverterConfig::kOctetsPerPiece + octet;
+    return {/*row=*/4 * scale + lane / 8, /*k=*/lane % 8 * 8, scale};
   }
 
   __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
@@ -186,10 +196,8 @@ struct RowMajor {
     return 1u << piece;
   }
 };
-static_assert(RowMajor::row(27, RowMajor::scale_index(/*piece=*/9, /*octet=*/1)) == 15,
-              "octet 1 of lane 27 in p9 is in row 15");
-static_assert(RowMajor::octet_offset(/*piece=*/9, /*octet=*/1) == (15 - 3) * 64,
-              "in p8, octet 0 of lane 27 is in row 3");
+static_assert(RowMajor::place(/*lane=*/27, /*piece=*/1, /*octet=*/1) == OctetPlace{15, 24, 3},
+              "the example of OctetPlace");
 
 // A transposed weight [K, N]. A buffer is [16 of K][32 rows]. The lanes that load and convert it:
 //
@@ -210,13 +218,10 @@ struct Transposed {
   static constexpr bool kIsTransposed = true;
 
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece;
-  __host__ __device__ static constexpr int row(int lane, int i) { return 16 * i + lane % 16; }
-  __host__ __device__ static constexpr int scale_index(int /*piece*/, int octet) { return octet; }
-  __host__ __device__ static constexpr int first_k(int lane) { return lane / 16 * 8; }
-  __host__ __device__ static constexpr int octet_offset(int piece, int octet) {
-    const int rows = 16 * octet;
-    const int k = piece % ConverterConfig::kPiecesPerKTile * ConverterConfig::kTransposedPieceDepth;
-    return rows * split::kKTileRowNumbers + k;
+  __host__ __device__ static constexpr OctetPlace place(int lane, int piece, int octet) {
+    const int piece_in_k_tile = piece % ConverterConfig::kPiecesPerKTile;
+    const int piece_k = piece_in_k_tile * ConverterConfig::kTransposedPieceDepth;
+    return {/*row=*/16 * octet + lane % 16, /*k=*/piece_k + lane / 16 * 8, /*scale=*/octet};
   }
 
   __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
@@ -261,8 +266,8 @@ struct Transposed {
     return kWholeKTile << first_of_k_tile;
   }
 };
-static_assert(Transposed::octet_offset(/*piece=*/9, /*octet=*/1) == (27 - 11) * 64 + (24 - 8),
-              "lane 27: octet 0 of p8 is at row 11, k = 8, and octet 1 of p9 at row 27, k = 24");
+static_assert(Transposed::place(/*lane=*/27, /*piece=*/1, /*octet=*/1) == OctetPlace{27, 24, 1},
+              "the example of OctetPlace");
 static_assert(Transposed::count_units_of(9, /*first_of_k_tile=*/8) == 0b1111 << 8,
               "p9 has elements of all of k-tile 2");
 static_assert(Transposed::first_float(11, 0) == 0 * 32 + 11 &&

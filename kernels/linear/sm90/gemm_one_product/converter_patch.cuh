@@ -97,8 +97,8 @@ struct PieceLoader {
 //
 //   buffer     the piece in shared memory
 //   piece      0 to 15
-//   scale[i]   the factor of row Layout::row(lane, i)
-//   target     where the lane's first octet of the k-tile goes
+//   scale      the factors of the lane's rows (load_scales)
+//   target     where octet 0 of the k-tile's first piece goes
 template <typename Layout>
 __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane, int piece,
                                               const float (&scale)[Layout::kRows], __half* target) {
@@ -107,21 +107,25 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
   for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
-    const int i = Layout::scale_index(piece, octet);
-    __half* const target_of_octet = target + Layout::octet_offset(piece, octet);
-    *reinterpret_cast<uint4*>(target_of_octet) = round_octet(v, scale[i], &probe);
+    const OctetPlace place = Layout::place(lane, piece, octet);
+    // As far from `target` as for lane 0, whose `target` is row 0, k 0.
+    __half* const target_of_octet = target + Layout::place(/*lane=*/0, piece, octet).offset();
+    *reinterpret_cast<uint4*>(target_of_octet) = round_octet(v, scale[place.scale], &probe);
   }
   return probe.has_found();
 }
 
-// Loads the factors of the lane's rows of a patch: scale[i] is for row Layout::row(lane, i).
+// Loads the factors of the lane's rows of a patch, which are those of its octets in the first
+// pieces.
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
                                             int lane, float (&scale)[Layout::kRows]) {
 #pragma unroll
   for (int i = 0; i < Layout::kRows; ++i) {
-    const int64_t n = first_n + Layout::row(lane, i);
-    scale[i] = split::power_of_two(__ldg(weight.exponent + n));
+    const int piece = i / ConverterConfig::kOctetsPerPiece;
+    const int octet = i % ConverterConfig::kOctetsPerPiece;
+    const OctetPlace place = Layout::place(lane, piece, octet);
+    scale[place.scale] = split::power_of_two(__ldg(weight.exponent + first_n + place.row));
   }
 }
 
@@ -131,16 +135,17 @@ template <typename Layout>
 __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conversion,
                                                     const Patch& patch, PieceRing& ring,
                                                     int barrier) {
+  using Loader = PieceLoader<Layout>;
   const split::ScaledMatrix& weight = conversion.weight;
   const int lane = threadIdx.x % 32;
   const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
   const int64_t first_k = int64_t{patch.first_k_tile} * ConverterConfig::kKTileDepth;
-  // Where the lane's first octet of a k-tile goes.
-  __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
-                   (patch.first_n + Layout::row(lane, 0)) * split::kKTileRowNumbers +
-                   Layout::first_k(lane);
-  using Loader = PieceLoader<Layout>;
   const Loader loader{Layout::source_of(weight, patch.first_n, first_k, lane), ring, lane, barrier};
+  // Where octet 0 of the k-tile's first piece goes.
+  const OctetPlace first = Layout::place(lane, /*piece=*/0, /*octet=*/0);
+  __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
+                   (patch.first_n + first.row) * split::kKTileRowNumbers + first.k;
+
   float scale[Layout::kRows];
   load_scales<Layout>(weight, patch.first_n, lane, scale);
 
