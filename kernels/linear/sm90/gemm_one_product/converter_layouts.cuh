@@ -101,18 +101,18 @@ struct LaneSource {
   uint64_t policy;     // how long L2 keeps the lines
 };
 
-// Where an octet is in its patch, and which of the lane's scales it needs. Example: octet 1 of lane
-// 27 in p1, as in the table above,
+// Where an octet is in its patch, and which of the lane's scales it needs. In the table above,
+// octet 1 of p1 has
 //
 //                 row   k    scale
-//   row-major     15    24   3        the lane's rows are 3, 7, 11, 15, ..., 31: the fourth of
-//   these transposed    27    24   1        the lane's rows are 11 and 27: the second
+//   row-major     15    24   3        the lane's rows are 3, 7, 11, 15, ..., 31
+//   transposed    27    24   1        the lane's rows are 11 and 27
 struct OctetPlace {
-  int row;    // of the patch
-  int k;      // of the k-tile: where the octet begins
-  int scale;  // number of the row among the lane's rows: its scale is scale[this]
+  int row;    // in the patch
+  int k;      // where the octet begins in its k-tile
+  int scale;  // the row's number among the lane's rows
 
-  // The distance in hi, in elements, from row 0, k 0 of the patch's part of the k-tile.
+  // The distance in hi, in elements, from the patch's row 0, k = 0, of the same k-tile.
   __host__ __device__ constexpr int offset() const { return row * split::kKTileRowNumbers + k; }
 
   __host__ __device__ constexpr bool operator==(const OctetPlace& other) const {
@@ -134,8 +134,7 @@ struct OctetPlace {
 //     load(...)                     starts the lane's four copies of the piece
 //
 //   to convert octets 0 and 1 of a piece
-//     kRows                         how many rows of a patch a lane has octets of. It holds their
-//                                   scales in an array, scale[kRows].
+//     kRows                         the number of the lane's rows: those of its octets in a patch
 //     place(lane, piece, octet)     the octet's OctetPlace
 //     read(...)                     reads the octet from the piece's buffer to v
 //

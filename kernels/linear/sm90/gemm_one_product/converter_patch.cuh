@@ -69,10 +69,10 @@ template <typename Layout>
 struct PieceLoader {
   static constexpr int kInFlight = ConverterConfig::kBuffers - 1;
 
-  const LaneSource source;
+  LaneSource source;
   PieceRing& ring;
   int lane;
-  int barrier;
+  int barrier;  // where the warp's lanes meet
 
   // Starts to load a piece. Past the last one, it commits an empty group, as wait counts groups.
   __device__ __forceinline__ void start(int piece) const {
@@ -82,9 +82,8 @@ struct PieceLoader {
     ptx::commit_copies();
   }
 
-  // Waits until the oldest piece in flight, which is `piece`, has arrived for all lanes, and
-  // returns its buffer. After that the buffer of the piece before it is free, as all lanes have
-  // read it.
+  // Waits until `piece`, the oldest in flight, has arrived for all lanes. Returns its buffer. The
+  // buffer of the piece before it is then free, as all lanes have read it.
   __device__ __forceinline__ const PieceBuffer& wait(int piece) const {
     ptx::wait_copies<kInFlight - 1>();
     ptx::barrier_sync(barrier, 32);
@@ -98,7 +97,7 @@ struct PieceLoader {
 //   buffer     the piece in shared memory
 //   piece      0 to 15
 //   scale      the factors of the lane's rows (load_scales)
-//   target     where octet 0 of the k-tile's first piece goes
+//   target     where the lane's octet 0 of the k-tile's first piece goes
 template <typename Layout>
 __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane, int piece,
                                               const float (&scale)[Layout::kRows], __half* target) {
@@ -108,15 +107,14 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
     const OctetPlace place = Layout::place(lane, piece, octet);
-    // As far from `target` as for lane 0, whose `target` is row 0, k 0.
-    __half* const target_of_octet = target + Layout::place(/*lane=*/0, piece, octet).offset();
-    *reinterpret_cast<uint4*>(target_of_octet) = round_octet(v, scale[place.scale], &probe);
+    // The distance from `target` is equal for all lanes, and lane 0's target is at offset 0.
+    const int distance = Layout::place(/*lane=*/0, piece, octet).offset();
+    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.scale], &probe);
   }
   return probe.has_found();
 }
 
-// Loads the factors of the lane's rows of a patch, which are those of its octets in the first
-// pieces.
+// Loads the factors of the lane's rows in a patch. Its first kRows octets are in one row each.
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
                                             int lane, float (&scale)[Layout::kRows]) {
@@ -141,7 +139,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
   const int64_t first_k = int64_t{patch.first_k_tile} * ConverterConfig::kKTileDepth;
   const Loader loader{Layout::source_of(weight, patch.first_n, first_k, lane), ring, lane, barrier};
-  // Where octet 0 of the k-tile's first piece goes.
+  // Where the lane's octet 0 of the k-tile's first piece goes.
   const OctetPlace first = Layout::place(lane, /*piece=*/0, /*octet=*/0);
   __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
                    (patch.first_n + first.row) * split::kKTileRowNumbers + first.k;
