@@ -114,7 +114,8 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
   return probe.has_found();
 }
 
-// Loads the factors of the lane's rows in a patch. Its first kRows octets are in one row each.
+// Loads the factors of the lane's rows in a patch. The lane's first kRows octets are in kRows
+// different rows: all that it has.
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
                                             int lane, float (&scale)[Layout::kRows]) {
