@@ -7,6 +7,7 @@ gradient, so an honest one may differ by much. The next step has other inputs, a
 zero. So `gradient_rules` decide: those in UNTIMED in untimed steps, those in TIMED in timed ones.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
@@ -14,7 +15,7 @@ from enum import Enum
 import torch
 
 from referee.comparison.accuracy import typical_error
-from referee.comparison.compare import flat_reals, relative_difference
+from referee.comparison.compare import blocks, flat_reals, relative_difference
 from referee.comparison.gradient_rules import (
     FarOffInMostSteps,
     FarOffInOneStep,
@@ -207,7 +208,7 @@ class GradientQuantity(Quantity):
                 self.spec,
                 difference.mistake,
                 wrong=difference.wrong,
-                relative_error=relative_difference(got, eager),
+                relative_error=_relative_error(flat_reals(got), flat_reals(eager)),
                 typical_error=typical_error(flat_reals(got), flat_reals(eager)),
                 error_of_other_roundings=error_of_other_roundings,
             )
@@ -243,6 +244,19 @@ class GradientQuantity(Quantity):
         if comparison.errors.mean > mean_limit:
             return describe_mean_error(comparison.errors.mean, mean_limit)
         return None
+
+
+def _relative_error(got: torch.Tensor, eager: torch.Tensor) -> float:
+    """Return the relative error of a flat gradient in a timed step.
+
+    It is infinite if an element of `got` is not finite where eager's is: `relative_difference`
+    takes such an element for 0.
+    """
+    for block in blocks(len(got)):
+        must_be_finite = eager[block].isfinite()
+        if bool((must_be_finite & ~got[block].isfinite()).any()):
+            return math.inf
+    return relative_difference(got, eager)
 
 
 def make_quantities(inputs: list, parameters: list[str], output_count: int) -> list[Quantity]:
