@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -41,22 +42,28 @@ class GradientOfStep:
 
     Attributes:
         spec: the reference's demands, with its own errors.
-        is_right: whether no element is off by too much, nor the elements on average. The errors of
-            a right gradient do not count: the rules take them for 0, because a gradient may consist
-            of rounding errors alone.
+        mistake: the elements that are off by too much, or their mean error, in words; None if the
+            gradient is right. The errors of a right gradient do not count: the rules take them for
+            0, because a gradient may consist of rounding errors alone.
         wrong: a flat mask of the elements that are off by too much; None if the gradient is right.
-        relative_error: of the whole gradient.
+        relative_error: of the whole gradient; infinite if an element is not finite where the
+            reference's is.
         typical_error: the 90th percentile of the elements' errors, see `accuracy.typical_error`.
         error_of_other_roundings: computes the typical error of the reference's gradient if it is
             rounded otherwise.
     """
 
     spec: ResultSpec
-    is_right: bool
+    mistake: str | None = None
     wrong: torch.Tensor | None = None
     relative_error: float = 0.0
     typical_error: float = 0.0
     error_of_other_roundings: Callable[[], float] = lambda: 0.0
+
+    @property
+    def is_right(self) -> bool:
+        """True if no element is off by too much, nor the elements on average."""
+        return self.mistake is None
 
 
 class Rule(ABC):
@@ -105,6 +112,13 @@ class FarOffInMostSteps(Rule):
         return self._steps_far_off > self._steps / 2
 
 
+class _WrongStep(NamedTuple):
+    """A step in which a gradient is wrong: the share of wrong elements, and the relative error."""
+
+    share: float
+    relative_error: float
+
+
 class WrongInEveryStep(Rule):
     """Elements are wrong in every step, and rounding cannot have chosen them.
 
@@ -118,24 +132,17 @@ class WrongInEveryStep(Rule):
 
     def __init__(self) -> None:
         self._had_a_right_step = False
-        # The least of the steps so far: of the relative error, and of the share of wrong elements.
-        self._least_relative_error = math.inf
-        self._least_wrong_share = math.inf
+        self._wrong_steps: list[_WrongStep] = []
         # A flat mask of the elements that are wrong in every step; None before a step is wrong.
         self._always_wrong: torch.Tensor | None = None
-        # The probability that an element is wrong in every step, if rounding chooses the wrong
-        # elements of each step independently: the product of the shares of wrong elements.
-        self._chance_of_always_wrong = 1.0
 
     def add(self, step: GradientOfStep) -> None:
         """Take in one more step."""
         if step.is_right:
             self._had_a_right_step = True
             return
-        wrong_share = count_true(step.wrong) / len(step.wrong)
-        self._least_relative_error = min(self._least_relative_error, step.relative_error)
-        self._least_wrong_share = min(self._least_wrong_share, wrong_share)
-        self._chance_of_always_wrong *= wrong_share
+        share = count_true(step.wrong) / len(step.wrong)
+        self._wrong_steps.append(_WrongStep(share, step.relative_error))
         if self._always_wrong is None:
             self._always_wrong = step.wrong
         else:
@@ -143,15 +150,18 @@ class WrongInEveryStep(Rule):
 
     def is_mistake(self) -> bool:
         """Return whether all steps together show a mistake that rounding does not explain."""
-        if self._always_wrong is None or self._had_a_right_step:
+        if self._had_a_right_step or not self._wrong_steps:
             return False
-        are_too_many = self._least_wrong_share > MAX_SHARE_BY_ROUNDING
-        are_too_far_off = self._least_relative_error > GROSS
+        shares = [step.share for step in self._wrong_steps]
+        relative_errors = [step.relative_error for step in self._wrong_steps]
+        are_too_many = min(shares) > MAX_SHARE_BY_ROUNDING
+        are_too_far_off = min(relative_errors) > GROSS
         if are_too_many or are_too_far_off:
             return True
-        count = count_true(self._always_wrong)
-        count_by_chance = self._chance_of_always_wrong * len(self._always_wrong)
-        return count_by_chance < MIN_PREDICTED_SHARE * count
+        # If rounding chooses the wrong elements of each step independently.
+        chance_of_always_wrong = math.prod(shares)
+        predicted_count = chance_of_always_wrong * len(self._always_wrong)
+        return predicted_count < MIN_PREDICTED_SHARE * count_true(self._always_wrong)
 
 
 class InaccurateInManySteps(Rule):

@@ -4,12 +4,10 @@ A result is wrong as soon as one step is beyond the error budget, unless a secon
 
 A gradient needs several steps. Where a sum is near zero, rounding decides whether ReLU passes a
 gradient, so an honest one may differ by much. The next step has other inputs, and other sums near
-zero. `gradient_rules` says what is wrong:
-
-    untimed steps    "far off in one step", "wrong in every step"
-    timed steps      all four rules
+zero. So `gradient_rules` decide: those in UNTIMED in untimed steps, those in TIMED in timed ones.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
@@ -17,7 +15,7 @@ from enum import Enum
 import torch
 
 from referee.comparison.accuracy import typical_error
-from referee.comparison.compare import flat_reals, relative_difference
+from referee.comparison.compare import blocks, flat_reals, relative_difference
 from referee.comparison.gradient_rules import (
     FarOffInMostSteps,
     FarOffInOneStep,
@@ -31,6 +29,15 @@ from referee.comparison.reference_tensor import Comparison, ReferenceTensor
 from referee.comparison.result_spec import ResultSpec
 from referee.comparison.second_look import RoundedOtherwise
 from referee.contestants.autograd import is_differentiable
+
+# The rules for a gradient in untimed and in timed steps.
+UNTIMED: tuple[type[Rule], ...] = (FarOffInOneStep, WrongInEveryStep)
+TIMED: tuple[type[Rule], ...] = (
+    FarOffInOneStep,
+    FarOffInMostSteps,
+    WrongInEveryStep,
+    InaccurateInManySteps,
+)
 
 
 class Kind(Enum):
@@ -52,6 +59,7 @@ class Quantity(ABC):
         spec: the reference's demands; None before the first step, and where the reference
             has no such gradient.
         comparison: the comparison of the last untimed step; None before the first.
+        is_wrong_in_one_step: whether a single step has shown that the quantity is wrong.
     """
 
     def __init__(self, name: str, kind: Kind) -> None:
@@ -60,13 +68,8 @@ class Quantity(ABC):
         self.spec: ResultSpec | None = None
         self.comparison: Comparison | None = None
         self._reference_tensor: ReferenceTensor | None = None  # of an untimed step
+        self.is_wrong_in_one_step = False
         self._first_mistake = ""
-        self._is_wrong = False  # by a mistake in a single step
-
-    @property
-    def is_wrong_in_one_step(self) -> bool:
-        """True if a single step has shown that the quantity is wrong."""
-        return self._is_wrong
 
     @property
     def is_reference_finite(self) -> bool:
@@ -80,15 +83,15 @@ class Quantity(ABC):
 
     def find_mistake(self) -> str | None:
         """Return in words what is wrong for certain; None if rounding may explain it."""
-        return f"{self.name}: {self._first_mistake}" if self._is_wrong_so_far() else None
+        return f"{self.name}: {self._first_mistake}" if self._is_wrong() else None
 
     @abstractmethod
     def without_steps(self) -> "Quantity":
         """Return a quantity with the same name and spec, for which no step was compared."""
 
-    def _is_wrong_so_far(self) -> bool:
-        """Return whether all steps so far show that the quantity is wrong."""
-        return self._is_wrong
+    def _is_wrong(self) -> bool:
+        """Return whether the steps so far, one or all, show that the quantity is wrong."""
+        return self.is_wrong_in_one_step
 
     def _compare(
         self, got: torch.Tensor, rounded_otherwise: RoundedOtherwise | None = None
@@ -101,12 +104,12 @@ class Quantity(ABC):
     def _decide(self, mistake: str | None) -> None:
         """Take in a step in which a mistake decides; None if there is none."""
         if mistake:
-            self._is_wrong = True
+            self.is_wrong_in_one_step = True
             self._keep_first(mistake)
 
-    def _keep_first(self, mistake: str) -> None:
+    def _keep_first(self, mistake: str | None) -> None:
         """Keep the words for the first mistake, which the message quotes."""
-        if not self._first_mistake:
+        if mistake and not self._first_mistake:
             self._first_mistake = mistake
 
 
@@ -151,19 +154,7 @@ class GradientQuantity(Quantity):
 
     def __init__(self, name: str, kind: Kind) -> None:
         super().__init__(name, kind)
-        self._far_off_in_one_step = FarOffInOneStep()
-        self._wrong_in_every_step = WrongInEveryStep()
-        self._rules: list[Rule] = [
-            self._far_off_in_one_step,
-            FarOffInMostSteps(),
-            self._wrong_in_every_step,
-            InaccurateInManySteps(),
-        ]
-
-    @property
-    def is_wrong_in_one_step(self) -> bool:
-        """True if a single step has shown that the gradient is wrong."""
-        return self._is_wrong or self._far_off_in_one_step.is_mistake()
+        self._rules = {rule: rule() for rule in TIMED}
 
     def judge_untimed(self, got: torch.Tensor) -> None:
         """Judge the solution's gradient of the untimed step that has begun."""
@@ -173,17 +164,15 @@ class GradientQuantity(Quantity):
         comparison = self._compare(got)
         mistake = self._find_mistake_of(comparison)
         if mistake is None:
-            step = GradientOfStep(self.spec, is_right=True)
+            step = GradientOfStep(self.spec)
         else:
-            self._keep_first(mistake)
             step = GradientOfStep(
                 self.spec,
-                is_right=False,
+                mistake,
                 wrong=comparison.wrong,
                 relative_error=comparison.errors.relative,
             )
-        self._wrong_in_every_step.add(step)
-        self._far_off_in_one_step.add(step)
+        self._take_in(step, UNTIMED)
 
     def judge_strictly(self, got: torch.Tensor) -> None:
         """Judge the solution's gradient of an untimed step in which a mistake decides.
@@ -213,19 +202,17 @@ class GradientQuantity(Quantity):
             return
         difference = in_other_draws.compare_with_eager(got, eager)
         if difference.mistake is None:
-            step = GradientOfStep(self.spec, is_right=True)
+            step = GradientOfStep(self.spec)
         else:
-            self._keep_first(difference.mistake)
             step = GradientOfStep(
                 self.spec,
-                is_right=False,
+                difference.mistake,
                 wrong=difference.wrong,
-                relative_error=relative_difference(got, eager),
+                relative_error=_relative_error(flat_reals(got), flat_reals(eager)),
                 typical_error=typical_error(flat_reals(got), flat_reals(eager)),
                 error_of_other_roundings=error_of_other_roundings,
             )
-        for rule in self._rules:
-            rule.add(step)
+        self._take_in(step, TIMED)
 
     def without_steps(self) -> "GradientQuantity":
         """Return a gradient with the same name and spec, for which no step was compared."""
@@ -233,9 +220,18 @@ class GradientQuantity(Quantity):
         made.spec = self.spec
         return made
 
-    def _is_wrong_so_far(self) -> bool:
-        """Return whether all steps so far show that the gradient is wrong."""
-        return self._is_wrong or any(rule.is_mistake() for rule in self._rules)
+    def _take_in(self, step: GradientOfStep, rules: tuple[type[Rule], ...]) -> None:
+        """Add a step to some of the rules."""
+        self._keep_first(step.mistake)
+        for rule in rules:
+            self._rules[rule].add(step)
+        if self._rules[FarOffInOneStep].is_mistake():
+            self.is_wrong_in_one_step = True
+
+    def _is_wrong(self) -> bool:
+        """Return whether the steps so far, one or all, show that the gradient is wrong."""
+        rules = self._rules.values()
+        return self.is_wrong_in_one_step or any(rule.is_mistake() for rule in rules)
 
     def _find_mistake_of(self, comparison: Comparison) -> str | None:
         """Return in words what is wrong with a gradient in an untimed step; None if nothing is.
@@ -248,6 +244,19 @@ class GradientQuantity(Quantity):
         if comparison.errors.mean > mean_limit:
             return describe_mean_error(comparison.errors.mean, mean_limit)
         return None
+
+
+def _relative_error(got: torch.Tensor, eager: torch.Tensor) -> float:
+    """Return the relative error of a flat gradient in a timed step.
+
+    It is infinite if an element of `got` is not finite where eager's is: `relative_difference`
+    takes such an element for 0.
+    """
+    for block in blocks(len(got)):
+        must_be_finite = eager[block].isfinite()
+        if bool((must_be_finite & ~got[block].isfinite()).any()):
+            return math.inf
+    return relative_difference(got, eager)
 
 
 def make_quantities(inputs: list, parameters: list[str], output_count: int) -> list[Quantity]:

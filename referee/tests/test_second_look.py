@@ -273,3 +273,29 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         for _ in range(8):
             quantity.judge_timed(got, eager, lambda error=error_of_other_roundings: error)
         assert (quantity.find_mistake() is None) == is_right
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_gradient_is_wrong_if_small_elements_are_not_finite_in_timed_steps(value):
+    """They are too few to change the typical error, and too small to change the norm."""
+    exact = torch.randn(100, 100, generator=torch.Generator().manual_seed(1)).double()
+    eager = exact.float()
+    wrong = eager.where(eager.abs() > 0.05, value)
+    gradient = GradientQuantity("gradient of x", Kind.INPUT_GRADIENT)
+    gradient.begin_step(ReferenceTensor(eager, exact))
+    gradient.judge_timed(eager, eager)  # a right step switches "wrong in every step" off
+    gradient.judge_timed(wrong, eager)
+    assert gradient.is_wrong_in_one_step
+    assert "elements beyond the error budget" in gradient.find_mistake()
+
+
+def test_a_gradient_may_be_finite_where_eagers_is_not():
+    """In a half type, rounding decides which sums overflow."""
+    exact = torch.ones(1000).double()
+    finite = exact.float()
+    eager = finite.index_fill(0, torch.arange(2), torch.inf)
+    gradient = GradientQuantity("gradient of x", Kind.INPUT_GRADIENT)
+    gradient.begin_step(ReferenceTensor(finite, exact))
+    gradient.judge_timed(eager, eager)
+    gradient.judge_timed(finite, eager)
+    assert gradient.find_mistake() is None
