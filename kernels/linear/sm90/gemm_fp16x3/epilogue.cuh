@@ -199,6 +199,9 @@ constexpr int kPairRows = 16;
 constexpr int kThreadRows = 4;  // of a pair
 static_assert(Fp16x3Config::kLargestRows % kPairRows == 0, "tiles are whole pairs");
 
+// Returns the thread's row 0 of a pair: 2 * c.
+__device__ __forceinline__ int first_row_of_thread() { return threadIdx.x % 4 * 2; }
+
 // Returns how far the thread's row i of a pair is from its row 0: 0, 1, 8 or 9 rows.
 __device__ constexpr int rows_from_first(int i) { return 8 * (i / 2) + i % 2; }
 
@@ -288,7 +291,40 @@ struct TwoColumns {
     }
     return make_float2(out[0], out[1]);
   }
+
+  // Marks each column that has a sum that is not finite. n is the first column.
+  __device__ __forceinline__ void mark_overflows(const Fp16x3Arguments& args, int n) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool is_finite = largest[i] < INFINITY;  // false for NaN, too
+      if (!is_finite) mark_overflow(args, n + i);
+    }
+  }
 };
+
+// Stores the thread's results of a pair of row blocks, in its two columns. `out` points to the
+// first of them, in the thread's row 0 of the pair. Returns the thread's bits of the mask, a byte
+// for each row (combine_mask_bytes); 0 without kMask.
+template <bool kMask>
+__device__ __forceinline__ uint32_t store_pair(const Epilogue<float>& epilogue,
+                                               const EpilogueInputs& inputs,
+                                               const float (&sums)[Fp16x3Config::kSums], int pair,
+                                               TwoColumns& columns, float* out) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < kThreadRows; ++i) {
+    const int m_in_tile = kPairRows * pair + first_row_of_thread() + rows_from_first(i);
+    const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
+    const float2 results = columns.make_results<kMask>(epilogue, sums_of_row(sums, pair, i),
+                                                       x_unscale, /*byte=*/i, &bits);
+    const bool exists = columns.exist && inputs.first_m + m_in_tile < inputs.end_m;
+    if (exists) {
+      float* const out_of_row = out + rows_from_first(i) * static_cast<int64_t>(epilogue.n);
+      *reinterpret_cast<float2*>(out_of_row) = results;
+    }
+  }
+  return bits;
+}
 
 // The fast epilogue. The thread stores two columns, n_in_block and the next one, of all its rows.
 template <bool kMask>
@@ -300,36 +336,18 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
   // With a mask, lanes without columns stay, for the exchange.
   if (!kMask && !columns_exist) return;
   TwoColumns columns(inputs, n_in_block, columns_exist);
-  const int first_row = threadIdx.x % 4 * 2;  // 2 * c: the thread's row 0 of a pair
-  float* out = epilogue.out_at(inputs.first_m + first_row, n);  // that row of the current pair
+  float* out = epilogue.out_at(inputs.first_m + first_row_of_thread(), n);
 #pragma unroll
   for (int pair = 0; pair < Fp16x3Config::kLargestRows / kPairRows; ++pair) {
     const int first_m_of_pair = inputs.first_m + kPairRows * pair;
     if (first_m_of_pair >= inputs.end_m) break;
-    uint32_t bits = 0;  // the thread's bits of the mask, a byte for each row (combine_mask_bytes)
-#pragma unroll
-    for (int i = 0; i < kThreadRows; ++i) {
-      const float2 sum = sums_of_row(sums, pair, i);
-      const int m_in_tile = kPairRows * pair + first_row + rows_from_first(i);
-      const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
-      const float2 results =
-          columns.make_results<kMask>(epilogue, sum, x_unscale, /*byte=*/i, &bits);
-      const bool exists = columns_exist && inputs.first_m + m_in_tile < inputs.end_m;
-      if (exists) {
-        float* const out_of_row = out + rows_from_first(i) * static_cast<int64_t>(epilogue.n);
-        *reinterpret_cast<float2*>(out_of_row) = results;
-      }
-    }
+    const uint32_t bits = store_pair<kMask>(epilogue, inputs, sums, pair, columns, out);
     out += kPairRows * static_cast<int64_t>(epilogue.n);
     if constexpr (kMask) {
-      store_mask_byte(epilogue, inputs.end_m, first_m_of_pair + first_row, n, bits);
+      store_mask_byte(epilogue, inputs.end_m, first_m_of_pair + first_row_of_thread(), n, bits);
     }
   }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const bool is_finite = columns.largest[i] < INFINITY;  // false for NaN, too
-    if (!is_finite) mark_overflow(args, n + i);
-  }
+  columns.mark_overflows(args, n);
 }
 
 // Exchanges sums of a row block between two lanes, each of which has four. Two lanes that differ
