@@ -3,8 +3,8 @@
 //
 // A thread's neighbouring results are in one column of out, but a store needs neighbours in a row.
 // So the results go through shared memory (StagedRows), 64 rows at a time, and stmatrix transposes
-// them on the way. The steps of store_fast for 64 rows; those in brackets are for calls with a
-// mask:
+// them on the way. The steps of store_fast for each part of the tile, 64 rows; those in brackets
+// are for calls with a mask:
 //
 //   for each pair of row blocks (16 rows):
 //     make_results_of_pair              accumulators -> results, two to a register  [and mask bits]
@@ -12,7 +12,7 @@
 //     [stage_mask_of_pair               mask bits -> StagedRows]
 //   barrier
 //   [store_mask_rows                    mask of StagedRows -> mask]
-//   StagedRowsReader::copy              results of StagedRows -> out
+//   StagedRowsReader::copy_part         results of StagedRows -> out
 //
 // epilogue_half_types_mask.cuh has the steps for the mask.
 
@@ -47,6 +47,13 @@ namespace kernels::sm90::gemm_one_product {
 // So vector v of eight successive rows, which stmatrix stores at once, is in different banks. So
 // are the eight vectors of a row, which threads read at once.
 constexpr int kStagedRowBytes = 128;
+
+// Returns the distance of a part's buffer from the first buffer, in bytes. Parts use the two
+// buffers, Staging::rows, in turn.
+template <typename T>
+__device__ constexpr int buffer_offset_of_part(int part) {
+  return part % 2 * sizeof(StagedRows<T>);
+}
 
 // A thread's results in a pair of row blocks. A word has two rows (2 c and 2 c + 1) of one column:
 //
@@ -114,15 +121,14 @@ struct StagedRowsReader {
     target = epilogue.out_at(m, n);
   }
 
-  // Copies the 64 rows that begin at row first_row of the tile, from the buffer at this offset from
-  // the first one.
-  __device__ __forceinline__ void copy(const Epilogue<T>& epilogue, int first_row,
-                                       int buffer_offset) const {
+  // Copies the 64 rows of this part of the tile.
+  __device__ __forceinline__ void copy_part(const Epilogue<T>& epilogue, int part) const {
+    constexpr int kStagedRows = OneProductConfig::kStagedRows;
 #pragma unroll
-    for (int i = 0; i < OneProductConfig::kStagedRows / kRowsAtATime; ++i) {
-      const int offset = buffer_offset + i * kRowsAtATime * kStagedRowBytes;
+    for (int i = 0; i < kStagedRows / kRowsAtATime; ++i) {
+      const int offset = buffer_offset_of_part<T>(part) + i * kRowsAtATime * kStagedRowBytes;
       const float4 v = ptx::load_shared_float4(source + offset);
-      const int row_offset = first_row + i * kRowsAtATime;
+      const int row_offset = part * kStagedRows + i * kRowsAtATime;
       const bool exists = m + row_offset < epilogue.m && n < epilogue.n;
       T* const out = target + row_offset * static_cast<int64_t>(epilogue.n);
       if (exists) __stcs(reinterpret_cast<float4*>(out), v);
@@ -157,7 +163,6 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
 #pragma unroll
   for (int part = 0; part < OneProductConfig::kTileRows / kStagedRows; ++part) {
     StagedRows<T>& staged = memory.staging.rows[part % 2];
-    const int buffer_offset = part % 2 * sizeof(staged);
     const int first_row = part * kStagedRows;  // of the tile
 #pragma unroll
     for (int pair = 0; pair < kStagedRows / kPairRows; ++pair) {
@@ -165,7 +170,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       PairResults results;
       make_results_of_pair<kMask, T>(accumulators, first_row_block, inverse_divisor, bias,
                                      &results);
-      const int offset = buffer_offset + pair * kPairRows * kStagedRowBytes;
+      const int offset = buffer_offset_of_part<T>(part) + pair * kPairRows * kStagedRowBytes;
       ptx::store_matrices_transposed(matrix_address + offset, results.words);
       if constexpr (kMask) {
         const bool keeps_second = g / 4 != 0;
@@ -180,7 +185,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       store_mask_rows(epilogue, warpgroup_tile.first_m + first_row, warpgroup_tile.first_n, thread,
                       staged.mask);
     }
-    reader.copy(epilogue, first_row, buffer_offset);
+    reader.copy_part(epilogue, part);
   }
 }
 
