@@ -139,6 +139,19 @@ def test_parameters_that_a_constructor_hides_are_compared(tmp_path):
     grade(reference(forward, "[torch.rand(8, 64)]", init), table, tmp_path, trials=1)
 
 
+def test_both_parts_of_a_complex_first_value_are_compared(tmp_path):
+    init = "self.w = nn.Parameter(torch.randn(64, dtype=torch.complex64){})"
+    forward = "return torch.view_as_real(x * self.w)"
+    table = {
+        "conjugated": wrong(
+            module(forward, init.format(".conj_physical()")), "does not start with"
+        ),
+        "correct": correct(module(forward, init.format(""))),
+    }
+    problem = reference(forward, "[torch.rand(16, 64)]", init.format(""))
+    grade(problem, table, tmp_path, trials=1)
+
+
 def test_a_type_whose_name_has_several_lines_is_named_in_one(tmp_path):
     cheat = "return type('int\\nb.py: correct', (), {})()"
     table = {"cheat": wrong(module(cheat), r"returns a int\\nb\.py: correct, not a dense tensor$")}
