@@ -12,7 +12,7 @@ import torch
 from referee.contestants.errors import EndedError
 from referee.contestants.server import PACKAGE
 from referee.reference.file import BadReferenceError
-from referee.reference.unusual_inputs import ALTERED, unusual_inputs
+from referee.reference.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs
 from referee.report import graded_files
 from referee.rounds.timed_requests import checked_seconds
 from referee.testing.graded import grade
@@ -191,8 +191,10 @@ REFUSES = "assert x.min() >= 0\nreturn torch.relu(x)"
 def test_inputs_that_a_file_refuses_are_no_case(tmp_path):
     table = {"refuses": correct(module(REFUSES)), "plain": correct(PLAIN)}
     records = grade(RELU, table, tmp_path, trials=1)
-    assert records["plain"]["cases"] == 7
-    assert records["refuses"]["cases"] == 7 - len(records["refuses"]["refused"]) < 7
+    assert records["plain"]["cases"] == 8
+    refused = records["refuses"]["refused"]
+    assert BOTH_SIGNS in refused  # so check 8 is left out
+    assert records["refuses"]["cases"] == 8 - len(refused) - 1
 
 
 SHARED_NORM = """
