@@ -47,10 +47,11 @@ checks/: what is asked of a solution; `checks/__init__` lists the checks in thei
     other_inputs         inputs that `get_inputs` would not draw
     timed_forwards       forwards beside eager's
     gradients            gradients of inputs and parameters
+    other_gradients      gradients for inputs of both signs
     step_memory          results and gradients while later steps run
     timed_training_steps a forward and its backward beside eager's
-    forward, solution_step, returned_results, copied_results, turn_memory, intact, diagnosis
-                         functions that several checks use
+    forward, solution_step, returned_results, separate_results, copied_results, turn_memory, intact,
+    diagnosis            functions that several checks use
 
 rounds/: timed rounds
     timed_requests       a timed request; how many calls it has

@@ -55,6 +55,10 @@ class _Place(NamedTuple):
 
         For example, the strides [8, 1] of the shape [3, 4] leave gaps of 4 elements. An address 9
         elements after the start is row 1, column 1. One of 13 would be column 5: it is in a gap.
+
+        The largest stride takes as many steps as fit. Fewer would not do: all smaller strides
+        together reach less far than one step of it, for `check_elements_apart` has refused others.
+        It allows them only if the reference's elements share memory, too; one may then be missed.
         """
         rest = (address - self.start) // self.item_bytes
         if rest < 0:

@@ -15,6 +15,7 @@ from referee.contestants.descriptions import describe
 from referee.contestants.execute import execute
 from referee.contestants.forms import unpack
 from referee.contestants.mapping import Mapping
+from referee.contestants.seeding import seed_generators
 
 
 class HeldModule:
@@ -70,13 +71,13 @@ class HeldModule:
 
         Args:
             arguments: the constructor's arguments, packed.
-            seed: torch's seed when the constructor runs.
+            seed: the seed of all global generators when the constructor runs.
             dtype: the dtype to which the module is moved; "" keeps its own.
 
         Raises:
             TypeError: the class makes no `nn.Module`.
         """
-        torch.manual_seed(seed)
+        seed_generators(seed)
         module = self._class(*unpack(arguments))
         if not isinstance(module, nn.Module):
             type_name = type(module).__name__

@@ -24,6 +24,7 @@ From top to bottom; a module imports only modules below it:
     libc          the C library
     execute       executes a file's text as a module
     autograd      a forward that autograd records, and its backward
+    seeding       seeds the global generators of torch, Python and NumPy
 
 Values such as a call's inputs are in shared memory, at these levels:
 

@@ -216,7 +216,8 @@ class State:
             return False
         if torch.equal(got, value):
             return True
-        return torch.allclose(got.double(), value.double(), CLOSE, CLOSE, equal_nan=True)
+        wide = torch.complex128 if value.is_complex() else torch.float64
+        return torch.allclose(got.to(wide), value.to(wide), CLOSE, CLOSE, equal_nan=True)
 
 
 def _is_alike(description: dict, value: torch.Tensor) -> bool:

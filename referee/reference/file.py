@@ -13,7 +13,7 @@ from torch import nn
 from referee.contestants.descriptions import as_plain_tensor, flatten
 from referee.contestants.execute import execute
 from referee.message_lines import first_error_line
-from referee.reference.random_values import reseed
+from referee.reference.random_values import reseed, seeded
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -69,8 +69,9 @@ class ReferenceFile:
         problem has cases of its own.
 
         The file may set a seed when it is imported, and `get_inputs` may set one in each call. A
-        solution can read the file. So the generators get new seeds before the call and after it:
-        neither these inputs nor what is drawn next can be foreseen.
+        solution can read the file. So torch's, Python's and NumPy's global generators get new seeds
+        before the call and after it: nothing that they draw can be foreseen. A generator of the
+        file's own keeps its seed.
         """
         reseed()
         with device:
@@ -102,9 +103,7 @@ class ReferenceFile:
         The generators get their old states back, those of GPUs too: a solution knows the seed, and
         must not foresee what is drawn later.
         """
-        gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=gpus):
-            torch.manual_seed(seed)
+        with seeded(seed, device):
             module = self.call_or_refuse("Model", lambda: self.model(*arguments).to(device))
         if not isinstance(module, nn.Module):
             raise self.bad(f"Model makes a {type(module).__name__}, not an nn.Module")

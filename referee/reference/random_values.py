@@ -7,13 +7,16 @@
 import random
 import secrets
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from referee.comparison.compare import INTEGERS
 from referee.contestants.forms import without_repeats
+from referee.contestants.seeding import seed_generators
 
 SEEDS = 1 << 30
 # A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
@@ -28,12 +31,25 @@ def new_seed() -> int:
 
 
 def reseed() -> None:
-    """Give the global generators of torch, Python and NumPy seeds that no solution can foresee."""
-    torch.manual_seed(new_seed())
-    random.seed(new_seed())
+    """Give the global generators of torch, Python and NumPy a seed that no solution can foresee."""
+    seed_generators(new_seed())
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators for a `with` block; then they get their old states back."""
+    gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
+    python_state = random.getstate()
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(new_seed())
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    with torch.random.fork_rng(devices=gpus):
+        seed_generators(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
 
 
 def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -69,6 +69,14 @@ class Float64Step(NamedTuple):
     in_tf32: list | None = None
     obstacle: str | None = None
 
+    def exact_at(self, index: int) -> torch.Tensor | None:
+        """Return one result or gradient in float64; None if there are none."""
+        return None if self.exact is None else self.exact[index]
+
+    def in_tf32_at(self, index: int) -> torch.Tensor | None:
+        """Return the same with operands rounded to TF32; None where TF32 is not allowed."""
+        return None if self.in_tf32 is None else self.in_tf32[index]
+
 
 def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return new gradients for those outputs that hold floats."""
@@ -83,22 +91,21 @@ def step_with_budgets(problem: Problem, step: StepArguments) -> ReferenceStep | 
     if eager is None:
         return None
     output_count = len(eager) - step.gradient_count
-    outputs, gradients = eager[:output_count], eager[output_count:]
-    has_gradients = any(gradient is not None for gradient in gradients)
+    has_gradients = any(gradient is not None for gradient in eager[output_count:])
     are_dense = all(x is None or x.layout == torch.strided for x in eager)
     if not has_gradients or not are_dense:
         return None
     in_float64 = _step_in_float64(problem, step)
-    exact = in_float64.exact or [None] * len(eager)
-    in_tf32 = in_float64.in_tf32 or [None] * len(eager)
-    # An output has the budget of a forward. That of a gradient follows from the whole step.
-    all_terms = [problem.terms] * len(outputs) + [observed.most_terms] * len(gradients)
     tensors: list[ReferenceTensor | None] = []
-    for x, exact_x, terms, tf32_x in zip(eager, exact, all_terms, in_tf32, strict=True):
+    for index, x in enumerate(eager):
         if x is None:
             tensors.append(None)
             continue
-        tensor = problem.reference_tensor_in_step(x, exact_x, terms, tf32_x)
+        # An output has the budget of a forward. That of a gradient follows from the whole step.
+        terms = problem.terms if index < output_count else observed.most_terms
+        tensor = problem.reference_tensor_in_step(
+            x, in_float64.exact_at(index), terms, in_float64.in_tf32_at(index)
+        )
         if problem.gives_memory_back:
             tensor.forget_exact()
         tensors.append(tensor)

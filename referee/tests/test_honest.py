@@ -139,6 +139,17 @@ def test_honest_files_are_correct(table, device, tmp_path):
     grade(DIVIDE, table, tmp_path, device=device)
 
 
+@pytest.mark.parametrize(
+    ("library", "draw"), [("random", "random.random()"), ("numpy", "numpy.random.rand()")]
+)
+def test_a_copy_of_a_constructor_draws_the_same_values(library, draw, tmp_path):
+    pytest.importorskip(library)
+    init = f"import {library}\nself.w = nn.Parameter(torch.tensor([{draw} for _ in range(64)]))"
+    forward = "return x * self.w"
+    copy = {"copy": correct(module(forward, init))}
+    grade(reference(forward, "[torch.rand(16, 64)]", init), copy, tmp_path, trials=1)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreadable_processes")
 def test_results_that_cannot_be_read_in_place_are_copied(tmp_path):

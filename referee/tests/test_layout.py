@@ -43,6 +43,15 @@ def test_the_list_of_parts_is_complete():
     assert sorted(PARTS) == sorted(parts - {"__init__"})
 
 
+def test_the_list_of_a_parts_modules_is_complete():
+    for paragraph in re.split(r"\n\n", referee.__doc__):
+        part = re.match(r"(\w+)/: ", paragraph)
+        if part is None or part[1] in ("child", "contestants"):  # they have lists of their own
+            continue
+        modules = {file.stem for file in (PACKAGE / part[1]).glob("*.py")} - {"__init__"}
+        assert modules <= set(re.findall(r"\w+", paragraph)), part[1]
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_a_part_imports_only_parts_below_it(file):
     part = file.relative_to(PACKAGE).parts[0].removesuffix(".py")

@@ -12,7 +12,7 @@ import torch
 from referee.contestants.errors import EndedError
 from referee.contestants.server import PACKAGE
 from referee.reference.file import BadReferenceError
-from referee.reference.unusual_inputs import ALTERED, unusual_inputs
+from referee.reference.unusual_inputs import ALTERED, BOTH_SIGNS, unusual_inputs
 from referee.report import graded_files
 from referee.rounds.timed_requests import checked_seconds
 from referee.testing.graded import grade
@@ -139,6 +139,19 @@ def test_parameters_that_a_constructor_hides_are_compared(tmp_path):
     grade(reference(forward, "[torch.rand(8, 64)]", init), table, tmp_path, trials=1)
 
 
+def test_both_parts_of_a_complex_first_value_are_compared(tmp_path):
+    init = "self.w = nn.Parameter(torch.randn(64, dtype=torch.complex64){})"
+    forward = "return torch.view_as_real(x * self.w)"
+    table = {
+        "conjugated": wrong(
+            module(forward, init.format(".conj_physical()")), "does not start with"
+        ),
+        "correct": correct(module(forward, init.format(""))),
+    }
+    problem = reference(forward, "[torch.rand(16, 64)]", init.format(""))
+    grade(problem, table, tmp_path, trials=1)
+
+
 def test_a_type_whose_name_has_several_lines_is_named_in_one(tmp_path):
     cheat = "return type('int\\nb.py: correct', (), {})()"
     table = {"cheat": wrong(module(cheat), r"returns a int\\nb\.py: correct, not a dense tensor$")}
@@ -178,8 +191,10 @@ REFUSES = "assert x.min() >= 0\nreturn torch.relu(x)"
 def test_inputs_that_a_file_refuses_are_no_case(tmp_path):
     table = {"refuses": correct(module(REFUSES)), "plain": correct(PLAIN)}
     records = grade(RELU, table, tmp_path, trials=1)
-    assert records["plain"]["cases"] == 7
-    assert records["refuses"]["cases"] == 7 - len(records["refuses"]["refused"]) < 7
+    assert records["plain"]["cases"] == 8
+    refused = records["refuses"]["refused"]
+    assert BOTH_SIGNS in refused  # so check 8 is left out
+    assert records["refuses"]["cases"] == 8 - len(refused) - 1
 
 
 SHARED_NORM = """

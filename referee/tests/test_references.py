@@ -1,5 +1,7 @@
 """References: which files are refused, what is drawn for them, and what cannot be judged."""
 
+import random
+
 import pytest
 import torch
 
@@ -129,13 +131,14 @@ def test_a_fault_of_the_referee_does_not_pass_for_a_missing_backward(tmp_path, m
 def test_what_is_drawn_later_does_not_follow_from_a_constructors_seed(device, tmp_path):
     """A solution knows the seed. So the generators get the states back that they had before."""
     path = tmp_path / "problem.py"
-    drawing = "self.drawn = torch.rand(4)"
+    drawing = "import random\nself.drawn = torch.rand(4) + random.random()"
     path.write_text(IMPORTS + reference("return x", "[torch.rand(4)]", drawing))
     file = load(path)
     torch.rand(1, device=device)  # makes the GPU's generator
-    states = generator_states(device)
+    states, python_state = generator_states(device), random.getstate()
     file.construct([], 5, torch.device(device))
     assert all(map(torch.equal, states, generator_states(device)))
+    assert random.getstate() == python_state
 
 
 def generator_states(device):
