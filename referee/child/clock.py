@@ -9,9 +9,9 @@ from time import perf_counter
 
 import torch
 
-# Cycles for which a GPU waits before a request's first call: about 0.15 ms. The host launches the
-# calls meanwhile, so that the events measure the device and not the launches. Empty requests have
-# the same wait, so it counts as overhead.
+# Cycles for which a GPU waits before a request's first call, and before each half of a training
+# step: about 0.15 ms. The host launches the calls meanwhile, so that the events measure the device
+# and not the launches. Empty requests have the same wait, so it counts as overhead.
 #
 # A slow host may launch calls too late all the same, see `two_clocks.Sample.lateness`. A longer
 # wait would prevent that, but a solution could hide more work in it: work on another stream that

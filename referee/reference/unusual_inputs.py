@@ -81,7 +81,7 @@ def _shuffle_a_part(x: torch.Tensor) -> None:
 def _random_range(x: torch.Tensor) -> slice:
     """Return a random range of a flat tensor's elements, which is altered.
 
-    The range leaves out the tensor's beginning, at which a guess is most likely to look.
+    If it can, it leaves out the tensor's beginning, at which a guess is most likely to look.
     """
     count = max(1, min(len(x) // ALTERED_SHARE, MAX_ALTERED_BYTES // x.element_size()))
     last_start = len(x) - count
