@@ -53,12 +53,13 @@ class _Place(NamedTuple):
     def has_element_at(self, address: int) -> bool:
         """Return whether a byte belongs to an element, and not to a gap between elements.
 
+        All smaller strides together reach less far than one step of a larger one, because
+        `check_elements_apart` has refused other strides. (It allows them only if the reference's
+        elements share memory, too; one may then be missed.) So there is one way to an element: the
+        largest stride takes as many steps as fit, then the next one.
+
         For example, the strides [8, 1] of the shape [3, 4] leave gaps of 4 elements. An address 9
         elements after the start is row 1, column 1. One of 13 would be column 5: it is in a gap.
-
-        The largest stride takes as many steps as fit. Fewer would not do: all smaller strides
-        together reach less far than one step of it, for `check_elements_apart` has refused others.
-        It allows them only if the reference's elements share memory, too; one may then be missed.
         """
         rest = (address - self.start) // self.item_bytes
         if rest < 0:

@@ -215,7 +215,7 @@ class _StepRunner:
         check_results_of_step_apart(
             self._grading, self.quantities, descriptions, "a timed step's forward"
         )
-        other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
+        errors_of_other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
         for result_index, quantity in enumerate(self.quantities):
             eager_result = drawn.eager_results[result_index]
             if quantity.spec is None or eager_result is None:
@@ -226,13 +226,12 @@ class _StepRunner:
             got = self._read(
                 quantity, description, ResultIndex(call_index, result_index), early_elements
             )
+            # What `judge_timed` asks for only if the tensor is beyond its limits.
             if isinstance(quantity, ResultQuantity):
-                inputs = drawn.arguments.inputs
-                rounded_otherwise = reference.rounded_otherwise(inputs, result_index)
-                quantity.judge_timed(got, eager_result, rounded_otherwise)
+                other_roundings = reference.rounded_otherwise(drawn.arguments.inputs, result_index)
             else:
-                error_of_other_roundings = partial(other_roundings.error_of, result_index)
-                quantity.judge_timed(got, eager_result, error_of_other_roundings)
+                other_roundings = partial(errors_of_other_roundings.error_of, result_index)
+            quantity.judge_timed(got, eager_result, other_roundings)
 
     def _read(
         self,
