@@ -12,9 +12,9 @@
 // everything is done with it while it is in the L1 cache. The kernels do so run by run
 // (cpu_mask.h).
 //
-// grad_bias is summed in double and rounded once. So its error is no larger than that of torch's
-// sum in float32, in any order of torch's additions. For float64, both sum in float64; here
-// the terms are added in groups and in pairs, as torch adds them.
+// grad_bias is summed in double and rounded once. Tests check that its error is no larger than that
+// of torch's sum in float32. For float64, both sum in float64; here the terms are added in groups
+// and in pairs, as torch adds them.
 
 #include <algorithm>
 #include <cstdint>
