@@ -76,7 +76,8 @@ class Findings:
     """Findings of one check that a later check needs.
 
     Attributes:
-        is_forward_only: whether the solution lacks gradients of the problem's own small inputs.
+        is_forward_only: whether gradients of the problem's own small inputs were not those of the
+            reference, or could not be compared.
         result_specs: for each result, the reference's demands. A timed call must meet them, too.
         may_rely_on_inputs: whether the solution may rely on what `get_inputs` draws: its results
             for other inputs have differed from the reference's, or none could be compared.

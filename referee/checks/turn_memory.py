@@ -1,10 +1,12 @@
 """The shared memory in a round: each contestant finds the round's values there in its turn.
 
+There is one exception: eager's buffers, if parameters and buffers take more than 64 MiB.
+
 A round of forwards or of training steps goes like this:
 
     write_state_for_all(...)                      the round begins; inputs are written, too
     for each contestant:
-        with turn(...):                           all memory has the round's values
+        with turn(...):                           its memory has the round's values
             the contestant is asked
             if it is the solution:
                 with filled_with_nan(...):        its inputs and parameters are NaN

@@ -21,7 +21,8 @@ class CallTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._clock = CudaClock() if device.type == "cuda" else CpuClock()
-        # torch fills this tensor with all of its threads. So they are awake before the first call.
+        # On a CPU, torch fills this tensor with all of its threads: then they are awake before the
+        # first call.
         self._thread_waker = torch.empty(1 << 18, device=device)
 
     def wake_threads(self) -> None:

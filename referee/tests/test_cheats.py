@@ -5,6 +5,7 @@ The comment at a text says what this cheat tries. Other kinds of cheats are in
     test_cheats_late.py        results that are computed when somebody reads them
     test_cheats_kept.py        results that are foreseen or kept, and those for old parameters
     test_cheats_when_timed.py  wrong results in timed calls and steps alone
+    test_cheats_in_steps.py    wrong gradients and buffers
     test_cheats_in_time.py     right results that try to seem faster
 """
 

@@ -49,7 +49,7 @@ class Sample(NamedTuple):
 
     @property
     def fast_call(self) -> float:
-        """The seconds that one of ten calls does not exceed, by the process's own clock."""
+        """The 10th percentile of the seconds of a call, by the process's own clock."""
         fast, _ = p10_and_p90(self.call_seconds)
         return fast
 
