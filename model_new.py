@@ -30,7 +30,9 @@ __all__ = ["SOLUTIONS", "LinearReluDivideNew", "ModelNew"]
 def compile_and_load(**arguments: object) -> None:
     """Call torch's `load_inline`, which compiles sources and loads the library.
 
-    `load_extensions` calls this function for each extension that it does not find in the cache.
+    `load_extensions` calls this function for each extension that it does not find in the cache. It
+    gets the function as an argument so that the call of `load_inline` stands in this file.
+
     Torch's build tools are imported here because their import takes a second. With all extensions
     in the cache, these tools are needed only to read TORCH_CUDA_ARCH_LIST on a host without a GPU.
     """
@@ -55,8 +57,9 @@ relu_builtin = as_builtin(relu_ops.relu.default)
 linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
 # This operator as torch.compile puts it into a graph: torch's `OpOverload`.
 linear_overload = linear_ops.linear_relu_divide.default
-# The same for torch.export. A saved program refers to operators by name. The name in the stable
-# namespace does not change with the sources.
+# The operator as torch.export puts it into a program, also where export runs the forward as an
+# eager call. A saved program refers to operators by name, and this name does not change with the
+# sources.
 linear_stable_overload = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
 
 reference = kernels.load_reference()
@@ -65,9 +68,10 @@ reference = kernels.load_reference()
 class ModelNew(reference.Model):
     """ReLU of a tensor of any shape, strides and device.
 
-    Our operator passes plain tensors of float32, float64, float16 and bfloat16 on a CPU or a CUDA
-    GPU to the kernels, if they are dense, not empty, begin at a multiple of 16 bytes, and have no
-    forward-mode tangent. It passes everything else to torch's own op.
+    The forward calls `torch.relu` where other Python code intercepts that call, and our operator
+    otherwise. Our operator passes plain tensors of float32, float64, float16 and bfloat16 on a CPU
+    or a CUDA GPU to the kernels, if they are dense, not empty, begin at a multiple of 16 bytes, and
+    have no forward-mode tangent. It passes everything else to torch's own op.
 
     Args:
         inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does

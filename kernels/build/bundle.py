@@ -254,7 +254,8 @@ def _needed_names(
     Args:
         class_text: the text of the class.
         files: the files that may define or import the names.
-        defined_by_template: names that `_TEMPLATE` defines, so that no copy is needed.
+        defined_by_template: names that the bundle defines in another way, so that no copy is
+            needed: the operators, and `ModelNew`, the class itself.
     """
     definitions: dict[str, _Definition] = {}
     available: set[str] = set()
@@ -297,7 +298,8 @@ def _needed_definitions(files: list[_PythonFile], needed: set[str]) -> str:
                 blocks.append("\n".join(texts))
             else:
                 blocks += texts
-    # The bundle does not import the package `kernels`, which only variables use.
+    # The variables copied from model_new.py use this name of the package `kernels`, which the
+    # bundle does not import.
     return "\n\n\n".join(blocks).replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
 
 

@@ -12,7 +12,8 @@ in a folder of its own, gets its manifest last, and is published by one rename. 
 not match its manifest is removed. The lock only saves work: without it, processes that start at the
 same time would each make a build, and each build would be right.
 
-<key> is a digest of the sources (extension.py), <process> the result of `process_name`.
+<key> is a digest of the sources, flags and versions (extension.py), <process> the result of
+`process_name`.
 """
 
 import atexit
@@ -275,9 +276,10 @@ _open_lock_files: set[BinaryIO] = set()
 def _close_inherited_locks() -> None:
     """Close the lock files of the process that this one was forked from.
 
-    A lock lasts until every process that has inherited the open file has closed it or ended. So a
-    forked process would keep its parent's lock if the parent is killed. If it then builds the same
-    library, it would wait for that lock, which it has itself.
+    A lock lasts until every process that has the file open has closed it or ended. If a parent is
+    killed while it builds, its child would still hold the parent's lock through the inherited file.
+    If the child then built the same library, it would open the lock's file anew, and wait for
+    itself.
     """
     while _open_lock_files:
         _open_lock_files.pop().close()
@@ -299,7 +301,7 @@ def build_lock(folder: Path, name: str) -> Iterator[None]:
             _acquire(lock, folder)
             yield
         finally:
-            _open_lock_files.discard(lock)
+            _open_lock_files.discard(lock)  # the end of `with` closes the file: this unlocks it
 
 
 def _acquire(lock: BinaryIO, folder: Path) -> None:

@@ -111,7 +111,10 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
 
 
 def _is_loaded(extension: Extension) -> bool:
-    """Return whether this process has already loaded the extension, from any folder."""
+    """Return whether this process has already loaded the extension.
+
+    The folder does not count: a new build is loaded before its folder is renamed.
+    """
     return any(Path(library).stem == extension.name for library in torch.ops.loaded_libraries)
 
 
@@ -220,7 +223,8 @@ class _Builder:
             name=extension.name,
             cpp_sources=_include_all(extension, ".cpp"),
             cuda_sources=_include_all(extension, ".cu") if self.tools.targets else None,
-            # The compilers run in build_folder, so the paths in -Ikernels and -L. begin there.
+            # The compilers run in build_folder, so the paths in -Ikernels and -L. begin there. Only
+            # .cpp files use the macros in `namespace` and cxx_flags.
             extra_cflags=[*extension.cxx_flags, *speed_flags, namespace, "-Ikernels"],
             extra_cuda_cflags=["-Ikernels", *toolchain.cuda_flags(self.tools.targets)],
             extra_ldflags=["-fopenmp", "-L."],

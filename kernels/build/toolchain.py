@@ -26,7 +26,7 @@ CXX_FLAGS = [
     "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include only operators they use, not all 2,000
 ]
 CUDA_FLAGS = [
-    "--split-compile=0",  # 0: a thread for each core. nvcc gets all kernels as one file
+    "--split-compile=0",  # 0: a thread for each core; nvcc gets one file
     "-std=c++17",  # newer versions of torch ask for C++20, which takes a tenth longer to compile
     # torch defines these macros, which remove operators and conversions of half types. Without the
     # macros, a kernel means the same as when it is compiled without torch.
@@ -145,7 +145,8 @@ def compatible_targets(target: str) -> set[str]:
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
     Two kinds of targets are compatible only with themselves: those with an "a", because only their
-    code has the kernels for their tensor cores, and PTX, which is for GPUs that are not here.
+    code has the kernels for their tensor cores, and PTX. PTX is needed only if the user has asked
+    for it, to take the build to GPUs that are not here.
     """
     if target.endswith("a") or target.startswith("compute_"):
         return {target}
@@ -248,7 +249,7 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
     cuda = torch.version.cuda
-    # With an empty value there are no targets: no GPU is visible, or none is requested.
+    # If this variable is empty, no GPU is visible, or none is requested: there are no targets.
     variable = "CUDA_VISIBLE_DEVICES" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST"
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or (since CUDA 13) "
@@ -283,8 +284,8 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
     """Set the environment of a build, and restore it at the end. Call `check_tools` before.
 
     PATH gets the folder of ninja. torch's `CUDA_HOME` becomes the toolkit's folder. The compilers'
-    messages become English so that `errors.py` finds the cause of an error in them. torch would
-    take an empty CXX for the compiler's name.
+    messages become English so that `errors.py` finds the cause of an error in them. CXX becomes
+    what `cxx_compiler` returns, because torch would take an empty CXX for the compiler's name.
     """
     build_tools = cpp_extension()
     cuda_home = build_tools.CUDA_HOME
@@ -311,7 +312,8 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
 def link_cuda_runtime(toolchain: Toolchain, folder: Path) -> None:
     """Make a symbolic link `libcudart.so` in a folder, for the linker to find.
 
-    A toolkit from pip has only a file with a version in its name, such as `libcudart.so.13`.
+    A toolkit from pip has only a file with a version in its name, such as `libcudart.so.13`. For
+    other toolkits the link does no harm.
     """
     if toolchain.cuda_home is not None:
         libraries = sorted(toolchain.cuda_home.glob("lib*/libcudart.so.*"))
