@@ -57,9 +57,9 @@ relu_builtin = as_builtin(relu_ops.relu.default)
 linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
 # This operator as torch.compile puts it into a graph: torch's `OpOverload`.
 linear_overload = linear_ops.linear_relu_divide.default
-# The operator as torch.export puts it into a program, also where export runs the forward as an
-# eager call. A saved program refers to operators by name, and this name does not change with the
-# sources.
+# The operator as torch.export puts it into a program. The extension registers it a second time, in
+# this namespace: a saved program refers to operators by name, and this name does not change with
+# the sources.
 linear_stable_overload = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
 
 reference = kernels.load_reference()

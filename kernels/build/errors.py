@@ -51,8 +51,8 @@ def explain(error: Exception, folder: Path) -> BuildError:
     # torch runs the compiler to get its version, and lets this error through.
     if isinstance(error, subprocess.CalledProcessError):
         return BuildError(f"the C++ compiler does not work: {error}")
-    # An OSError of the dynamic loader has no number, one of the file system has. torch may raise
-    # another one instead, with a text of its own; then its cause is the loader's.
+    # An OSError of the dynamic loader has no number, one of the file system has. If torch has
+    # raised the OSError because of the loader's, the loader's text is in `__cause__`.
     if isinstance(error, OSError) and error.errno is None:
         reason = error if error.__cause__ is None else error.__cause__
         return BuildError(f"the library that was just built does not load: {reason}")

@@ -111,9 +111,9 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
 
 
 def _is_loaded(extension: Extension) -> bool:
-    """Return whether this process has already loaded the extension.
+    """Return whether this process has already loaded a library of the extension's name.
 
-    The folder does not count: a new build is loaded before its folder is renamed.
+    Its folder may be another: a new build is loaded before its folder is renamed.
     """
     return any(Path(library).stem == extension.name for library in torch.ops.loaded_libraries)
 
