@@ -31,7 +31,8 @@ def compile_and_load(**arguments: object) -> None:
     """Call torch's `load_inline`, which compiles sources and loads the library.
 
     `load_extensions` calls this function for each extension that it does not find in the cache. It
-    gets the function as an argument so that the call of `load_inline` stands in this file.
+    gets the function as an argument so that this file shows the call of `load_inline`, as other
+    KernelBench solutions do.
 
     Torch's build tools are imported here because their import takes a second. With all extensions
     in the cache, these tools are needed only to read TORCH_CUDA_ARCH_LIST on a host without a GPU.

@@ -103,7 +103,8 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
         # nvcc takes these as flags too.
         [os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")],
         [torch.__version__, torch.version.git_version],
-        # Python's version, because torch links libtorch_python, and the CPU's architecture.
+        # This suffix names Python's version, which counts because torch links libtorch_python, and
+        # the CPU's architecture.
         importlib.machinery.EXTENSION_SUFFIXES[0],
     ]
     key = hashlib.sha256(json.dumps(parts_of_key).encode()).hexdigest()[:16]

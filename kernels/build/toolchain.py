@@ -26,7 +26,7 @@ CXX_FLAGS = [
     "-DAT_PER_OPERATOR_HEADERS",  # torch's headers include only operators they use, not all 2,000
 ]
 CUDA_FLAGS = [
-    "--split-compile=0",  # 0: a thread for each core; nvcc gets one file
+    "--split-compile=0",  # a thread for each core; by default one per file
     "-std=c++17",  # newer versions of torch ask for C++20, which takes a tenth longer to compile
     # torch defines these macros, which remove operators and conversions of half types. Without the
     # macros, a kernel means the same as when it is compiled without torch.

@@ -96,7 +96,7 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     check_intact(grading, "a training step", with_gradients=True)
     held_tensors = []
     descriptions = reply["returned"][0]["results"]
-    _check_gradients_exist(grading, step, descriptions)
+    _check_no_gradient_vanishes(grading, step, descriptions)
     for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=True)):
         may_change = quantity.kind is Kind.RESULT and i in grading.problem.sharing_results
         is_tensor = quantity.spec and description.get("type") == "Tensor"
@@ -107,7 +107,7 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     return held_tensors
 
 
-def _check_gradients_exist(grading: Grading, step: StepArguments, descriptions: list) -> None:
+def _check_no_gradient_vanishes(grading: Grading, step: StepArguments, descriptions: list) -> None:
     """Raise NotCorrectError if the solution lacks a gradient that the reference has in this step.
 
     Earlier steps had it. The reference's may depend on the inputs, so it is asked again.

@@ -226,7 +226,7 @@ class _StepRunner:
             got = self._read(
                 quantity, description, ResultIndex(call_index, result_index), early_elements
             )
-            # What `judge_timed` asks for only if the tensor is beyond its limits.
+            # `judge_timed` uses other roundings only if the tensor is beyond its limits.
             if isinstance(quantity, ResultQuantity):
                 other_roundings = reference.rounded_otherwise(drawn.arguments.inputs, result_index)
             else:

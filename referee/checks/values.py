@@ -23,7 +23,7 @@ from referee.verdict_words import WRONG
 FORWARDS = 3  # each with new inputs or parameters
 FORWARDS_AFTER_OWN_CASES = 2  # with has_own_cases: small cases were compared before
 # This many results are held while later calls run, to see whether a call overwrites one of them.
-# That finds a module which returns up to this number of buffers in turn.
+# So a module that returns up to this number of buffers in turn is found.
 MAX_HELD_RESULTS = 4
 # Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
 # Fewer results are held if they are large, and none if a single one takes more.

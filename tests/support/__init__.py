@@ -1,4 +1,4 @@
-"""What several test files share.
+"""Share code among test files.
 
 tensors, properties        inputs, modules and calls; strategies of the property-based tests
 beside_torch, compare      comparisons with a reference: of modules, of bits, of errors

@@ -235,7 +235,7 @@ struct Transposed {
         source.first + piece * ConverterConfig::kTransposedPieceDepth * source.row_stride;
 #pragma unroll
     for (int i = 0; i < ConverterConfig::kCopiesPerPiece; ++i) {
-      // Of eight lanes with the same k, four load rows 0 - 15 and four rows 16 - 31.
+      // Eight lanes have the same k: four load rows 0 - 15, and four rows 16 - 31.
       const bool is_swapped = i >= ConverterConfig::kCopiesPerPiece / 2;  // from k = 8 on
       const int buffer_lane = is_swapped ? lane ^ 4 : lane;
       ptx::copy_async_with_policy(&buffer[i][buffer_lane], address, source.policy);
