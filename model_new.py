@@ -154,6 +154,7 @@ class LinearReluDivideNew(reference.LinearReluDivide):
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_overload, linear_stable_overload)
+        # Only objects of this very class: a subclass may redefine how `linear` is found.
         operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands

@@ -249,7 +249,9 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
     cuda = torch.version.cuda
-    # There are no targets if no GPU is visible and none is requested.
+    # The targets are those of the visible GPUs or, if there are none, those that
+    # TORCH_CUDA_ARCH_LIST requests. Whichever variable they come from, emptying it leaves no
+    # target, and then nvcc is not needed.
     variable = "CUDA_VISIBLE_DEVICES" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST"
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or (since CUDA 13) "
