@@ -41,7 +41,7 @@ OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
 # The dtypes of a sweep if the user asks for no other. On a CPU, more than one would take too long.
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
-# A quick check is a run that no option makes longer, see `project_command.is_quick_check`.
+# A quick check: no option asks for more or other work (`project_command.is_quick_check`).
 QUICK_SETTINGS = 1  # how many precision settings it measures
 QUICK_SECONDS = {"cpu": 17, "cuda": 10}  # how long it takes for one problem in one dtype
 

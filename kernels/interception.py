@@ -11,8 +11,8 @@ to see the calls of those functions:
 
 Where such code is active, our modules call torch's functions. The functions below, and the
 `dispatch.py` of each problem, look for it in every call. Small calls are faster than torch's in
-spite of that, except a forward of a small ReLU on a CPU (docs/BENCHMARKS.md, "What does a call cost
-the host?").
+spite of that, except those of ReLU on a CPU (docs/BENCHMARKS.md, "What does a call cost the
+host?").
 """
 
 import sys
@@ -80,9 +80,9 @@ def is_intercepted(
 def _is_defined_in(function: Callable, *modules: str) -> bool:
     """Return whether a Python function is defined in one of these modules.
 
-    A function's global variables are those of the module that defines it, and have its name. The
-    function's `__module__` would not do: `functools.wraps` gives a wrapper the `__module__` of the
-    function that it wraps.
+    A function's global variables are those of the module that defines it, so `__name__` among them
+    is the name of that module. The function's `__module__` would not do: `functools.wraps` gives a
+    wrapper the `__module__` of the function that it wraps.
     """
     global_variables = getattr(function, "__globals__", {})
     return global_variables.get("__name__") in modules
@@ -105,13 +105,13 @@ def _unreplaced_methods() -> tuple[Callable, ...] | None:
     return Linear.forward, Linear.__call__, Linear._call_impl
 
 
-# The cache of `is_linear_replaced`: the three methods of the last call that found all of them to be
-# torch's own.
+# The cache of `is_reference_function_replaced`: the three methods of the last call that found all
+# of them to be torch's own.
 _verified_methods = _unreplaced_methods()
 
 
-def is_linear_replaced() -> bool:
-    """Return whether other code has replaced a function that the reference's forward calls.
+def is_reference_function_replaced() -> bool:
+    """Return whether other code has replaced a function that `LinearReluDivide.forward` calls.
 
     It makes no difference whether the replacement came before or after this module was imported.
     A function that was put back counts as torch's own again.

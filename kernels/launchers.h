@@ -180,7 +180,8 @@ int relu_backward(const ReluBackwardArguments& call, CUstream_st* stream);
 // The GEMM kernels. linear/operator/run_gemm.h sets all fields but out and workspace, and asks
 // *_supports. It then allocates out and a workspace of *_workspace_bytes, and launches the kernel.
 
-// linear/sm90: tensor cores of compute capability 9.0 (wgmma). All three dtypes, both precisions.
+// linear/sm90: tensor cores of compute capability 9.0 (wgmma). All three dtypes, float32 with kHigh
+// and with kHighest.
 bool linear_sm90_supports(const LinearArguments& call);
 size_t linear_sm90_workspace_bytes(const LinearArguments& call);
 int linear_sm90(const LinearArguments& call, CUstream_st* stream);

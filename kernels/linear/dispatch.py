@@ -20,8 +20,8 @@ from kernels.interception import (
     TRACER_MODE_PREFIXES,
     is_dtensor,
     is_intercepted,
-    is_linear_replaced,
     is_plain_or_fake,
+    is_reference_function_replaced,
 )
 
 Operands = tuple[Tensor, Tensor | None, float]
@@ -43,8 +43,9 @@ def operands_unless_intercepted(
         x: the input of the module's forward.
 
     Returns:
-        None if other code intercepts the call, or if an operand is not a plain tensor. Then the
-        caller uses `linear_slow_path`.
+        None if other code intercepts the call, if x is not exactly a `Tensor`, if weight or bias
+        is not exactly a `Parameter`, or if the divisor is not exact as a float. Then the caller
+        uses `linear_slow_path`.
     """
     attributes = module.__dict__
     if type(module) is not expected_class or "linear" in attributes:
@@ -103,7 +104,7 @@ def is_plain_linear(linear: object) -> bool:
         or "_call_impl" in attributes
         or "_compiled_call_impl" in attributes
         or type(attributes["_parameters"]) is not dict
-        or is_linear_replaced()
+        or is_reference_function_replaced()
     )
 
 
@@ -121,8 +122,12 @@ def linear_slow_path(
 ) -> object:
     """Compute the module's forward where `operands_unless_intercepted` returns None.
 
-    Our operator still computes it if x is a parameter, if torch traces with fake tensors, and for
-    DTensors. Everything else goes through the reference's own ops.
+    If `_may_call_operator` is true, our operator still computes it in two cases:
+
+    * All operands are plain or fake tensors. For example, x is a parameter.
+    * All operands are DTensors, and each process can compute its part of the result alone.
+
+    Everything else goes through the reference's own ops.
 
     Args:
         module: a `LinearReluDivideNew`, or an object of a subclass.
@@ -148,7 +153,7 @@ def linear_slow_path(
 
 
 def _may_call_operator(module: nn.Module, x: object) -> bool:
-    """Return whether no other code has to see torch's calls in the module's forward."""
+    """Return whether our operator may replace torch's calls in the module's forward."""
     linear = module.linear
     ignored_modes = DEVICE_MODE_PREFIXES + TRACER_MODE_PREFIXES
     # The FX tracer, whose x is a proxy, would record the reads of the parameters. So x is checked
@@ -283,6 +288,7 @@ class _LocalTensor(torch.autograd.Function):
         ctx.shape = x.shape
         ctx.stride = x.stride()
         local = x.to_local()
+        # autograd sets the grad_fn of the returned tensor. A view keeps it off x's own tensor.
         return local.view_as(local)
 
     @staticmethod

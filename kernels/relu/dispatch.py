@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 from torch.overrides import has_torch_function_unary
 
-from kernels.interception import PLAIN_TYPES, TORCH_RELU, is_dtensor, is_intercepted
+from kernels.interception import TORCH_RELU, is_dtensor, is_intercepted
 
 
 def is_relu_intercepted(x: object) -> bool:
@@ -29,7 +30,7 @@ def relu_slow_path(x: object, relu: Callable) -> object:
         x: a parameter, a `DTensor`, or anything else that `torch.relu` accepts or rejects.
         relu: our operator.
     """
-    if type(x) in PLAIN_TYPES:
+    if type(x) is Parameter:
         return relu(x)
     if is_dtensor(x):
         return _relu_of_dtensor(x, relu)

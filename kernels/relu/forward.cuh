@@ -31,7 +31,7 @@ template <int kSize>
 __device__ uint32_t combine_bits(uint32_t bits) {
   constexpr int kThreadsOfByte = 8 / kSize;
   static_assert(kThreadsOfByte >= 1, "a thread has at most the bits of one byte");
-  bits <<= threadIdx.x % kThreadsOfByte * kSize;
+  bits <<= (threadIdx.x % kThreadsOfByte) * kSize;
 #pragma unroll
   for (int distance = 1; distance < kThreadsOfByte; distance *= 2) {
     bits |= __shfl_xor_sync(0xffffffff, bits, distance);

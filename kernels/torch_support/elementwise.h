@@ -95,7 +95,7 @@ using RangeFunction = c10::function_ref<void(int64_t begin, int64_t end, bool by
 
 // Calls `work` for the elements begin <= i < end of a block of the pool, one huge page at a time.
 //
-// The last byte of a page is written before `work` writes to the page. Linux clears a huge page
+// The last byte of each range is written before `work` gets the range. Linux clears a huge page
 // when it is first touched, and clears the touched part of it last. If that part is the page's end,
 // Linux clears the page at ascending addresses, which takes half the time (AMD EPYC, Linux 6.18).
 inline void for_elements_by_pages(char* block, int64_t element_bytes, int64_t begin, int64_t end,

@@ -106,9 +106,9 @@ def test_a_wrapper_that_looks_like_the_torch_function_is_found(monkeypatch):
     def forward(self, x):
         return functional.linear(x, self.weight, self.bias)
 
-    assert not interception.is_linear_replaced()
+    assert not interception.is_reference_function_replaced()
     monkeypatch.setattr(nn.Linear, "forward", forward)
-    assert interception.is_linear_replaced()
+    assert interception.is_reference_function_replaced()
 
 
 def test_relu_in_a_graph_is_torch_relu():
