@@ -12,8 +12,8 @@
 //   - The previous kernel calls start_next_kernel(). When all its blocks have done so, blocks of
 //     the next kernel start as soon as a multiprocessor has room for them.
 //   - The next kernel calls wait_for_previous_kernel(). Before that call, the previous kernel may
-//     still be reading and writing memory. So the next kernel reads nothing that the previous one
-//     writes, and writes nothing that the previous one reads or writes.
+//     still be reading and writing memory. So until then, the next kernel reads nothing that the
+//     previous one writes, and writes nothing that the previous one reads or writes.
 //
 // The next kernel has to be launched with Grid::has_pdl. Otherwise it starts at the end of the
 // previous kernel as usual, and neither function has an effect.

@@ -24,9 +24,9 @@ namespace {
 // out = x < 0 ? 0 : x, which keeps NaN and -0.
 //
 // One comparison of signed integers, which SSE4.2 and AVX2 have, finds the negative numbers: x is
-// negative if its bits less 1 are less than the bits of -inf. In float32, where -inf is 0xff800000:
+// negative if its bits minus 1 are below the bits of -inf. In float32, where -inf is 0xff800000:
 //
-//     x                    its bits                   less 1                     so x is
+//     x                    its bits                   minus 1                    so x is
 //     -2^-149 .. -inf      0x80000001 .. 0xff800000   0x80000000 .. 0xff7fffff   replaced by 0
 //     NaN with a sign      0xff800001 .. 0xffffffff   0xff800000 .. 0xfffffffe   kept
 //     0 .. inf, NaN        0x00000000 .. 0x7fffffff   -1 .. 0x7ffffffe           kept
@@ -37,14 +37,14 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   constexpr auto kInfinity = std::numeric_limits<typename E::Compute>::infinity();
   constexpr Signed kMinusInfinity = static_cast<Signed>(E::narrow(-kInfinity));
   for (int64_t i = 0; i < kBlock; ++i) {
-    const Signed bits_less_1 = static_cast<Signed>(static_cast<Bits>(x[i] - 1));
-    out[i] = x[i] & ones_if<Bits>(bits_less_1 >= kMinusInfinity);
+    const Signed bits_minus_1 = static_cast<Signed>(static_cast<Bits>(x[i] - 1));
+    out[i] = x[i] & ones_if<Bits>(bits_minus_1 >= kMinusInfinity);
   }
 }
 
-// A mask is made and tested in words that are as wide as an element, so that one vector register
-// has a lane for each bit. Example: an element of a half type has 16 bits, so a word has the mask
-// bits of 16 elements. Lane i handles element i, and bit i of the word, kBitOfLane[i] = 1 << i.
+// A mask is made and tested in words as wide as an element, so that a lane of a vector register
+// holds one element or one word. Example: for a half type, a word has the mask bits of 16 elements.
+// Lane i handles element i and bit i of the word: kBitOfLane[i] = 1 << i.
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};

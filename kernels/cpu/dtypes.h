@@ -68,7 +68,8 @@ struct BFloat16 {
   }
 };
 
-// float16, for CPUs of any kind. The conversions have the results of F16C's instructions.
+// float16, for CPUs of any kind. The conversions have the results of F16C's instructions, except
+// that widen keeps a signalling NaN, which F16C makes quiet.
 //
 //               sign   exponent (bias)   mantissa
 //     float16      1      5  ( 15)             10

@@ -17,7 +17,7 @@
 
 namespace kernels::cpu {
 
-// The bytes of a huge page. Every block begins at a multiple of this.
+// The bytes of a huge page. take_memory returns addresses that are multiples of this.
 constexpr size_t kHugePage = 2 << 20;
 
 // Returns an uninitialised block of at least `bytes` bytes. Returns null if the system has none,

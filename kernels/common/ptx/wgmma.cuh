@@ -32,8 +32,8 @@ struct Tf32 {
   float value;
 };
 
-// Along which dimension the elements of an operand are adjacent in memory: along K, or along its
-// rows (M or N). The values are the instruction's.
+// The dimension along which neighbouring elements of an operand are adjacent in memory: K, or the
+// other one, which is M for a and N for b. The values are the instruction's.
 enum class Major { kK = 0, kMN = 1 };
 
 // wgmma.fence: orders this thread's accesses to the registers of d and a before the products that
@@ -70,8 +70,8 @@ __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 1
 // The address and all distances are in descriptor_units:
 //
 //   bits  0..13   address
-//   bits 16..29   from one block of rows to the next. K-major operands with a swizzle do not use
-//                 it, and have 1 there by convention.
+//   bits 16..29   from one block of 64 rows to the next, if MN-major. K-major operands with a
+//                 swizzle do not use it, and have 1 there by convention.
 //   bits 32..45   from eight swizzle lines to the next eight
 //   bits 62..63   swizzle: 1 means 128 bytes
 template <int kSwizzleLineBytes, Major kMajor = Major::kK, int kBlockBytes = 0>
@@ -84,9 +84,9 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
   return descriptor_units(tile & kAddressBits) | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
 }
 
-// The step from the descriptor of one product's operand to the descriptor of the next product,
-// whose elements of K follow: 16 in a half type, 8 in TF32. They are 32 bytes further along the
-// swizzle line of a K-major operand, and 16 swizzle lines further in an MN-major one.
+// The step from an operand's descriptor for one product to its descriptor for the next product. A
+// product takes 16 elements of K in a half type, 8 in TF32. The next ones are 32 bytes further
+// along the swizzle line of a K-major operand, and 16 swizzle lines further in an MN-major one.
 constexpr uint64_t kDescriptorStepK = descriptor_units(32);
 constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 

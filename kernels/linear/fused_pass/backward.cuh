@@ -70,7 +70,8 @@ struct BlockGrid {
     }
     strips = divide_up(row_vectors, strip_width);
 
-    // The strips divide the blocks that run at once among them, and the blocks of a strip its rows.
+    // The blocks that run at once are divided among the strips, and the rows of a strip are divided
+    // among its blocks.
     const int64_t blocks_at_once =
         BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(element_bytes);
     const int64_t max_blocks_of_strip = std::max<int64_t>(blocks_at_once / strips, 1);
@@ -84,8 +85,8 @@ struct BlockGrid {
 
  private:
   // Returns the estimated time of a row of row_vectors vectors with strips of `width` vectors, in
-  // units of a thread's time. Idle threads past the end of the row count, too. Example: a row of 40
-  // vectors takes 2 * (32 + 4) = 72 with strips of 32, 3 * (16 + 4) = 60 with strips of 16, and
+  // units of a thread's time. It includes idle threads past the end of the row. Example: a row of
+  // 40 vectors takes 2 * (32 + 4) = 72 with strips of 32, 3 * (16 + 4) = 60 with strips of 16, and
   // 5 * (8 + 4) = 60 with strips of 8. So it gets strips of 8: of equal times, the narrowest wins.
   static int64_t time_of_row(int64_t row_vectors, int width) {
     constexpr int kTimeOfStrip = 4;  // what a strip adds to the time of its threads
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
                                   BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
     backward_kernel(const __grid_constant__ BackwardArguments<T> arguments) {
   // If the next kernel is launched with PDL, as those of linear/sm90 are, its blocks may start
-  // beside the last of these.
+  // while the last blocks of this kernel still run.
   start_next_kernel();
   const int vector = threadIdx.x % arguments.strip_width;  // its number in the strip
   const int64_t first_vector = blockIdx.x * int64_t{arguments.strip_width};

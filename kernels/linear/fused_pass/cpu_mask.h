@@ -2,8 +2,8 @@
 //
 // In memory, a row of the mask has (n + 7) / 8 whole bytes. If n is not a multiple of 8, a row ends
 // with unused bits, which are 0. The elements of two rows are then adjacent in memory, but their
-// bits are not. So the kernels use two forms of a run's mask in which the elements of its rows
-// are adjacent: PackedMask, with a bit for each element, and Flags, with a byte.
+// bits are not. So the kernels use two other forms of a run's mask, without unused bits between its
+// rows: PackedMask, with a bit for each element, and Flags, with a byte.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The fused pass: the elementwise part of Linear -> ReLU -> divide that no GEMM kernel computes.
+// The fused pass: the elementwise work of Linear -> ReLU -> divide outside of GEMM kernels.
 // operator/forward.h and operator/backward.h call it through launchers.h.
 //
 //   linear_fused_pass            Forward, after torch's product has written z = x weight^T + bias

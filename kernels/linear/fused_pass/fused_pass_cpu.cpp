@@ -13,8 +13,8 @@
 // (cpu_mask.h).
 //
 // grad_bias is summed in double and rounded once. Tests check that its error is no larger than that
-// of torch's sum in float32. For float64, both sum in float64; here the terms are added in groups
-// and in pairs, as torch adds them.
+// of torch's sum in float32. For float64, torch and these kernels both sum in float64. Both first
+// add groups of terms, and then the sums of the groups, so that the error stays small.
 
 #include <algorithm>
 #include <cstdint>
