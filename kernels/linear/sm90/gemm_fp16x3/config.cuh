@@ -30,7 +30,8 @@ struct Fp16x3Config {
   // Rows of x in a tile.
   //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are exactly 4
-  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only from kInterval128FromK on.
+  //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only where K is at least
+  //        kInterval128FromK.
   //   128  For all tiles of a product with few tiles, if this takes less time (choose_tiles.h).
   //    64  The same, for a product with even fewer tiles.
   static constexpr int kLargestRows = 176;

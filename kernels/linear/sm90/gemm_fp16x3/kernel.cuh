@@ -9,8 +9,9 @@
 //
 // launch.cuh launches this kernel. docs/SPLIT-PROOF.md proves the error bound.
 //
-// In all files of this folder, a variable m is the number of a row of x, which is also a row of
-// out. A variable n is the number of a row of the weight, which is also a column of out.
+// In the kernel's code, a variable m is the number of a row of x, which is also a row of out. A
+// variable n is the number of a row of the weight, which is also a column of out. (In host code and
+// in args.epilogue, m and n are the sizes M and N.)
 //
 // ----- The arithmetic
 //
@@ -209,7 +210,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   }
   init_barriers<Fp16x3Config::kStages>(shared_base + offsetof(Fp16x3SharedMemory, barriers.full),
                                        shared_base + offsetof(Fp16x3SharedMemory, barriers.empty));
-  wait_for_previous_kernel();
+  wait_for_previous_kernel();  // the second launch has waited already
   if (args.is_second_launch) rescale_overflowed_rows(args);
   const bool is_worker = warpgroup == BlockConfig::kConsumerWarpgroups;
   if (is_worker) {

@@ -1,9 +1,8 @@
 // The mainloop of the fp16x3 GEMM (kernel.cuh): a producer warp loads k-tiles to the stages of
 // shared memory, and consumer warpgroups split the weight and multiply.
 //
-// The mainloop takes K in k-groups of four k-tiles, 128 of K. The picture shows a promotion
-// interval of 128. Time runs to the right. 0 to 3 are the k-tiles of a k-group, 0' and 1' are
-// k-tiles of the next k-group:
+// The mainloop takes K in k-groups of four k-tiles, 128 of K. The k-tiles 0 to 3 are a k-group, and
+// 0' to 3' the next one. The words for products and steps:
 //
 //   hi 0      the hi product of k-tile 0 (asynchronous, on the tensor cores)
 //   lo 0      both lo products of k-tile 0
@@ -11,39 +10,39 @@
 //   * 2^-11   accumulators *= 2^-11, which gives the lo products their true size
 //   promote   sums += accumulators; the next product overwrites the accumulators
 //
-//   function       start_first_k_group        finish_k_group
-//   tensor cores       hi 0 hi 1  promote     lo 0 lo 1 lo 2 lo 3 * 2^-11 hi 2 hi 3
-//   conversion     c 0  c 1                        c 2  c 3
-//   freed stages                                        0, 1
+// A line of the table is a step of a consumer warpgroup, for a promotion interval of 128. Before
+// the step, the warpgroup waits for products, and frees stages that all its products have read. The
+// products "in flight" run during the step. After it, the warpgroup starts the next products.
 //
-//   function       start_next_k_group         finish_k_group, for k-tiles 0' to 3'
-//   tensor cores       hi 0' hi 1'  promote   ...
-//   conversion     c 0' c 1'
-//   freed stages        2, 3
+//   function              step       waits for      frees stages   in flight   then starts
 //
-// Shorter intervals promote more often. The code calls these steps p64 and p32:
+//   start_first_k_group   c 0        -              -              -           hi 0
+//                         c 1        -              -              hi 0        hi 1
 //
-//   interval   further promotions                        products that `promote` after hi 1' adds
-//   128        none                                      lo 0 to lo 3, hi 2, hi 3, hi 0', hi 1'
-//   64         p64 before hi 0'                          hi 0', hi 1'
-//   32         p64, and p32 before hi 1, hi 3 and hi 1'  hi 1'
+//   finish_k_group        promote    hi 0, hi 1     -              -           lo 0, lo 1
+//                         c 2        lo 0           -              lo 1        lo 2
+//                         c 3        lo 1           0, 1           lo 2        lo 3
+//                         * 2^-11    lo 2, lo 3     -              -           hi 2, hi 3
 //
-// docs/SPLIT.md, step 4, explains this order.
+//   start_next_k_group    c 0'       hi 2           -              hi 3        hi 0'
+//                         c 1'       hi 3           2, 3           hi 0'       hi 1'
 //
-// A warpgroup converts a k-tile while the tensor cores compute products of earlier k-tiles. It has
-// registers for two converted k-tiles, so a conversion overwrites the k-tile two before. It first
-// waits for all products but the newest, with wgmma_wait_group<1>:
+//   finish_k_group        promote    hi 0', hi 1'   -              -           lo 0', lo 1'
+//                         ...
 //
-//   before   has ended   in flight   overwritten   freed stages
-//   c 2      lo 0        lo 1        k-tile 0      none
-//   c 3      lo 1        lo 2        k-tile 1      0 and 1
-//   c 0'     hi 2        hi 3        k-tile 2      none
-//   c 1'     hi 3        hi 0'       k-tile 3      2 and 3
+// The registers have room for two converted k-tiles. So c 2 overwrites k-tile 0, and first waits
+// for its last product, lo 0. Only the newest product is then in flight (wgmma_wait_group<1>).
 //
-// `promote` and `* 2^-11` wait for all products.
+// Shorter intervals have further promotions. The code calls them p64 and p32:
 //
-// Lo products are added up over a whole k-group for each interval, because they are so small that
-// their truncation hardly matters.
+//   interval   further promotions
+//   64         p64 before hi 0'
+//   32         p64, and p32 before hi 1, hi 3 and hi 1'
+//
+// docs/SPLIT.md, step 4, shows the products between two promotions, and explains this order.
+//
+// With every interval, lo products are added up over a whole k-group: they are so small that their
+// truncation hardly matters.
 
 #pragma once
 
@@ -354,12 +353,15 @@ struct Fp16x3Consumer {
     multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, first.odd);  // p32 hi 1
   }
 
-  // Multiplies the rest of a k-group: all lo products, hi 2 and hi 3. `first` has k-tiles 0 and 1,
-  // which `weight` holds at first, and is released. `second` has k-tiles 2 and 3.
+  // Promotes, and multiplies the rest of a k-group: all lo products, hi 2 and hi 3. `first` has
+  // k-tiles 0 and 1, already converted in `weight`. Both stages are released.
   template <int kRows>
   __device__ __forceinline__ void finish_k_group(TileRows<kRows> rows, WeightPair& weight,
-                                                 const StagePair& first, const StagePair& second,
-                                                 int k_group, bool lets_second_start) {
+                                                 const StagePair& first, int k_group,
+                                                 bool lets_second_start) {
+    promote(rows);
+    const StagePair second = first.next();  // k-tiles 2 and 3
+
     multiply_lo(rows, weight.even, first.even, /*accumulates=*/false);  // lo 0
     multiply_lo(rows, weight.odd, first.odd, /*accumulates=*/true);     // lo 1
     ptx::wgmma_wait_group<1>();                                         // lo 1 is in flight
@@ -402,9 +404,8 @@ struct Fp16x3Consumer {
     StagePair first(*state);  // k-tiles 0 and 1 of the k-group
     start_first_k_group(rows, weight, first);
     for (int k_group = 0;;) {
-      promote(rows);
+      finish_k_group(rows, weight, first, k_group, lets_second_start);
       const StagePair second = first.next();  // k-tiles 2 and 3
-      finish_k_group(rows, weight, first, second, k_group, lets_second_start);
       first = second.next();
       ++k_group;
       if (k_group == k_groups) {

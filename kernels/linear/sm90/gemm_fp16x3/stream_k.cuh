@@ -329,8 +329,8 @@ struct Schedule {
   }
 
   // Returns after how many k-groups a tile is cut if a quota ends at this load, counted from the
-  // tile's beginning. The cut is at the nearest k-group. If that is within kMinPart of the tile's
-  // beginning or end, the cut is there.
+  // tile's beginning. The cut is at the nearest k-group, or at the tile's beginning or end if that
+  // is fewer than kMinPart k-groups away.
   int find_cut_in_tile(int64_t load, int64_t rows) const {
     const int64_t nearest = (load + rows / 2) / rows;
     if (nearest > k_groups - StreamKConfig::kMinPart) return k_groups;
