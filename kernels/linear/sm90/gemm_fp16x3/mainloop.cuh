@@ -11,8 +11,8 @@
 //   promote   sums += accumulators; the next product overwrites the accumulators
 //
 // A line of the table is a step of a consumer warpgroup, for a promotion interval of 128. Before
-// the step, the warpgroup waits for products, and frees stages that all its products have read. The
-// products "in flight" run during the step. After it, the warpgroup starts the next products.
+// the step, the warpgroup waits for products, and frees the stages of k-tiles whose products have
+// ended. The products "in flight" run during the step. After it, the next products are started.
 //
 //   function              step       waits for      frees stages   in flight   then starts
 //
