@@ -8,7 +8,7 @@
 //
 // Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has work
 // for 10 of them, because a cluster's range of K has a minimum length (StreamKConfig::min_range).
-// Three tiles of 64 rows have work for 36, take less time, and are chosen.
+// Three tiles of 64 rows have work for 36. Their estimated time is shorter, so they are chosen.
 //
 // The unit of time is the row time, as in stream_k.cuh's cost model (StreamKConfig).
 
