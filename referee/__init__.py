@@ -87,6 +87,7 @@ reference/: the reference
     unusual_inputs       inputs that `get_inputs` would not draw
     trivial_results      results of the reference that need no computing
     other_roundings      a mode in which the reference rounds otherwise
+    in_parts             changes a tensor in place, a part at a time, to save memory
     random_values        seeds and values of inputs, parameters and gradients
 
 comparison/: whether results are right

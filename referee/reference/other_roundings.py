@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from referee.contestants.forms import is_float8
+from referee.reference.in_parts import change_in_parts
 from referee.reference.problem import Problem
 from referee.reference.random_values import new_seed
 from referee.reference.tf32 import TF32_BITS
@@ -18,7 +19,6 @@ from referee.reference.tf32 import TF32_BITS
 NOISE = 4  # in each operand and result, in units of eps
 # In float32, sqrt(n) eps is added for the problem's longest sum of n terms, but at most this.
 MAX_NOISE_OF_SUMS = 5e-5
-NOISY_AT_A_TIME = 1 << 22  # elements that get noise at a time, to save memory
 # Operators that do not round: those that choose, compare or copy elements. Views are not listed.
 EXACT_NAMES = (
     "relu threshold hardtanh clamp clamp_min clamp_max abs neg sign sgn floor ceil round "
@@ -107,11 +107,13 @@ class OtherRoundings(TorchDispatchMode):
     def _add_noise(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply each element by a random factor near 1, in place; return the tensor."""
         largest = self._relative_noise(x.dtype)
-        flat = x.reshape(-1)  # a copy if the elements are not in the order of memory
-        for part in flat.split(NOISY_AT_A_TIME):
+
+        def add_noise(part: torch.Tensor) -> None:
             noise = torch.empty_like(part).uniform_(-largest, largest, generator=self._generator)
             part.addcmul_(part, noise)
-        return x if x.is_contiguous() else x.copy_(flat.view(x.shape))
+
+        change_in_parts(x, add_noise)
+        return x
 
     def _relative_noise(self, dtype: torch.dtype) -> float:
         """Return by how much noise changes an element at most, relative to its size."""

@@ -3,6 +3,8 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from referee.reference.in_parts import change_in_parts
+
 TF32_BITS = 11  # significant bits of a TF32 number
 # Parts of the names of operators that torch may compute in TF32: cuDNN's by default, matrix
 # products if the precision setting says so.
@@ -58,14 +60,21 @@ class RoundedOperands(TorchDispatchMode):
 
 
 def _round_to_tf32(operand: object) -> object:
-    """Return a float64 tensor rounded to TF32's bits; also the tensors in a list or tuple.
+    """Return a copy of a float64 tensor, rounded to TF32's bits.
 
-    Any other operand is returned unchanged.
+    The tensors in a list or tuple are rounded, too. Any other operand is returned unchanged.
     """
     if isinstance(operand, (list, tuple)):
         return type(operand)(_round_to_tf32(part) for part in operand)
     if not isinstance(operand, torch.Tensor) or operand.dtype != torch.float64:
         return operand
-    fraction, exponent = torch.frexp(operand)
+    rounded = operand.clone()
+    change_in_parts(rounded, _round_in_place)
+    return rounded
+
+
+def _round_in_place(x: torch.Tensor) -> None:
+    """Round float64 numbers to TF32's bits."""
+    fraction, exponent = torch.frexp(x)
     scale = 2**TF32_BITS
-    return torch.ldexp((fraction * scale).round() / scale, exponent)
+    torch.ldexp((fraction * scale).round() / scale, exponent, out=x)

@@ -8,6 +8,7 @@ import torch
 
 from referee.checks import step_memory, values
 from referee.contestants import free_memory
+from referee.reference import in_parts, tf32
 from referee.testing.graded import grade
 from referee.testing.texts import RELU, correct, module
 
@@ -83,3 +84,33 @@ def test_a_note_says_that_later_steps_had_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(step_memory, "_run_step", raise_out_of_memory)
     table = {"plain": correct(module("return torch.relu(x)"), "no memory .* later training steps")}
     grade(RELU, table, tmp_path, trials=1)
+
+
+@pytest.mark.parametrize("form", ["contiguous", "transposed", "every second column"])
+def test_operands_are_rounded_to_tf32_in_parts(form, monkeypatch):
+    """A float64 number keeps 11 bits; the operand itself does not change."""
+    monkeypatch.setattr(in_parts, "PART", 7)
+    fractions = torch.randn(12, 10, dtype=torch.float64)
+    fractions[3, 4:8:2] = torch.tensor([torch.nan, torch.inf])
+    operand = {"contiguous": fractions, "transposed": fractions.T}.get(form, fractions[:, ::2])
+    before = operand.clone()
+    rounded = tf32._round_to_tf32([operand, 3])
+    fraction, exponent = torch.frexp(before)
+    expected = torch.ldexp((fraction * 2048).round() / 2048, exponent)
+    torch.testing.assert_close(rounded[0], expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(operand, before, rtol=0, atol=0, equal_nan=True)
+    assert rounded[1] == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_rounding_to_tf32_takes_little_more_memory_than_its_result():
+    """The temporaries of five operators are those of one part."""
+    operand = torch.randn(1 << 25, dtype=torch.float64, device="cuda")
+    result_bytes = operand.nbytes
+    part_bytes = in_parts.PART * operand.itemsize
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    rounded = tf32._round_to_tf32(operand)
+    assert rounded.shape == operand.shape
+    assert torch.cuda.max_memory_allocated() - before <= result_bytes + 5 * part_bytes
