@@ -69,10 +69,11 @@ reference = kernels.load_reference()
 class ModelNew(reference.Model):
     """ReLU of a tensor of any shape, strides and device.
 
-    The forward calls `torch.relu` where other Python code intercepts that call, and our operator
-    otherwise. Our operator passes plain tensors of float32, float64, float16 and bfloat16 on a CPU
-    or a CUDA GPU to the kernels, if they are dense, not empty, begin at a multiple of 16 bytes, and
-    have no forward-mode tangent. It passes everything else to torch's own op.
+    The forward calls `torch.relu` where torch traces or scripts the call, or where other Python
+    code intercepts it. Otherwise it calls our operator. Plain tensors of float32, float64, float16
+    and bfloat16 on a CPU or a CUDA GPU go from the operator to the kernels, if they are dense, not
+    empty, begin at a multiple of 16 bytes, and have no forward-mode tangent. Everything else goes
+    from the operator to torch's own op.
 
     Args:
         inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does
@@ -141,10 +142,10 @@ class LinearReluDivideNew(reference.LinearReluDivide):
 
         Args:
             x: `[..., K]` of any strides, of the parameters' dtype and device. The dtype is float32,
-                float64, float16 or bfloat16.
+                float64, float16 or bfloat16. Under autocast, x and the parameters may differ in it.
 
         Returns:
-            A dense tensor `[..., N]` of x's dtype and device.
+            A dense tensor `[..., N]` on x's device. Its dtype is x's; under autocast, autocast's.
 
         Raises:
             RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.

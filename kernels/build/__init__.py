@@ -14,5 +14,5 @@ bundle.py      the single-file bundle of `python run.py PROBLEM --bundle FILE`
                         otherwise compile, load and publish it in the cache
       explain           if that fails: search the compilers' output for the cause (errors.py)
 
-bundle.py uses only the flags in toolchain.py.
+Of these files, bundle.py uses only toolchain.py, and there only CXX_FLAGS and CUDA_FLAGS.
 """

@@ -2,8 +2,9 @@
 
 The file has the problem's sources as two strings, one `load_inline` call, `ModelNew`, and the
 functions that `ModelNew` calls. The sources, and the Python that `ModelNew` needs, are copied from
-this project. An include of one of our C++ headers is replaced by the header's text. The template
-has the load_inline call, with its own form of `toolchain.cpu_flags` and `toolchain.cuda_flags`.
+this project. An include of one of our C++ headers is replaced by the header's text. The rest of the
+file is `_TEMPLATE`. It repeats in a few lines how `toolchain.py` chooses flags, because a bundle
+cannot import that module.
 """
 
 import ast
@@ -126,6 +127,8 @@ def bundle(problem: str) -> str:
     files = [_read_python(path) for path in paths]
     needed = _needed_names(class_text, files, defined_by_template={recipe.operators, "ModelNew"})
     texts = {
+        "cxx_flags": _list_literal(CXX_FLAGS),
+        "cuda_flags": _list_literal(CUDA_FLAGS),
         "cpp_source": _join(sources, ".cpp"),
         "cuda_source": _join(sources, ".cu"),
         "imports": _needed_imports(files, needed),
@@ -133,13 +136,11 @@ def bundle(problem: str) -> str:
         "class_text": class_text,
     }
     # A process can load several bundles, because those with different texts have different names.
-    digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{_TEMPLATE}{texts}".encode()).hexdigest()[:16]
     return _TEMPLATE.format(
         title=recipe.title,
         problem=problem,
         name=f"{STABLE_NAMESPACE}_{digest}",
-        cxx_flags=_list_literal(CXX_FLAGS),
-        cuda_flags=_list_literal(CUDA_FLAGS),
         operators=recipe.operators,
         **texts,
     )
@@ -227,7 +228,7 @@ class _Definition:
 
 @dataclass(frozen=True)
 class _PythonFile:
-    """The statements at the top level of a Python file.
+    """The definitions and imports at the top level of a Python file.
 
     Attributes:
         definitions: each function, class and variable by its name, in the file's order.
@@ -249,7 +250,8 @@ def _needed_names(
 ) -> set[str]:
     """Return the names that a class uses, and those that the definitions of these names use.
 
-    Names that no file defines or imports are left out: they are Python's own, or local.
+    Only names that one of the files defines or imports are returned. The others are Python's own,
+    local, or from this project, such as `kernels`.
 
     Args:
         class_text: the text of the class.
@@ -298,8 +300,8 @@ def _needed_definitions(files: list[_PythonFile], needed: set[str]) -> str:
                 blocks.append("\n".join(texts))
             else:
                 blocks += texts
-    # The variables copied from model_new.py use this name of the package `kernels`, which the
-    # bundle does not import.
+    # A variable that is copied from model_new.py uses `kernels.STABLE_NAMESPACE`. The bundle has no
+    # `kernels`, so it gets the value.
     return "\n\n\n".join(blocks).replace("kernels.STABLE_NAMESPACE", f'"{STABLE_NAMESPACE}"')
 
 

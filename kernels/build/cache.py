@@ -201,7 +201,10 @@ def _digest(file: Path) -> str:
 
 @contextlib.contextmanager
 def unfinished_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder for a build. Remove it at the end; `publish` has then given it another name."""
+    """Make a folder for a build, and remove it at the end.
+
+    If the build succeeds, `publish` renames the folder before the end. Then nothing is removed.
+    """
     build_folder = folder / f"unfinished-{process_name()}-{time.monotonic_ns()}"
     build_folder.mkdir(mode=0o700)
     try:
@@ -260,12 +263,12 @@ def process_name(process_id: str = "self") -> str:
         return ""
     # proc_pid_stat(5): id (program) state ..., where the program's name may contain anything. The
     # start time is field 22. Field 3, the state, is Z or X after the process has died.
-    own_id = text.split()[0]
+    number = text.split()[0]  # process_id, also if that is "self"
     state, *fields_from_4 = text.rpartition(")")[2].split()
     start = fields_from_4[22 - 4]
     if state in ("Z", "X"):
         return ""
-    return f"{HOST}-{own_id}-{start}"
+    return f"{HOST}-{number}-{start}"
 
 
 # ---------------------------------------------------------------------------------------- the lock

@@ -18,7 +18,7 @@ _ERROR_LINES = (
     r"^.*\bld(?:\.\w+)?: (?!warning).*$",
     # A message of another kind, such as GCC's `file:line:column: sorry, unimplemented: text`.
     r"^[^\s:]+:\d+:\d+: (?!warning|note)[^:]+: .*$",
-    # There is only the last line of collect2 or clang.
+    # The last line of collect2 or clang, which the first pattern excludes: there is no better one.
     r"^.*\berror: .*$",
 )
 # Advice for the user, by a pattern in the output.
@@ -43,7 +43,8 @@ def explain(error: Exception, folder: Path) -> BuildError:
     """Return a BuildError for the error that ended a build. Its message begins with the cause.
 
     Args:
-        error: the exception of `load_inline` or of the file system.
+        error: an exception of `load_inline` or of the file system. A BuildError explains itself and
+            is returned unchanged.
         folder: the cache folder.
     """
     if isinstance(error, BuildError):
@@ -51,8 +52,8 @@ def explain(error: Exception, folder: Path) -> BuildError:
     # torch runs the compiler to get its version, and lets this error through.
     if isinstance(error, subprocess.CalledProcessError):
         return BuildError(f"the C++ compiler does not work: {error}")
-    # An OSError of the dynamic loader has no number, one of the file system has. If torch has
-    # raised the OSError because of the loader's, the loader's text is in `__cause__`.
+    # An OSError of the file system has an errno; one of the dynamic loader has none. Some versions
+    # of torch raise an OSError of their own instead, and the loader's is in its `__cause__`.
     if isinstance(error, OSError) and error.errno is None:
         reason = error if error.__cause__ is None else error.__cause__
         return BuildError(f"the library that was just built does not load: {reason}")

@@ -38,8 +38,8 @@ class Extension:
         problem: the problem's name.
         sources: the text of each source file, by its path in the package `kernels`.
         cxx_flags: the flags of the C++ compiler that are part of the key.
-        key: a digest of the sources, of flags, and of the versions of torch and Python. The
-            manifest of each build names its compilers and GPUs, and `_fits` compares them.
+        key: a digest of the sources, of flags, and of the versions of torch and Python. Compilers
+            and GPUs are not in it: each build's manifest names them, and `_fits` compares them.
     """
 
     problem: str
@@ -103,8 +103,8 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
         # nvcc takes these as flags too.
         [os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")],
         [torch.__version__, torch.version.git_version],
-        # This suffix names Python's version, which counts because torch links libtorch_python, and
-        # the CPU's architecture.
+        # This suffix names the CPU's architecture and Python's version. The version counts because
+        # torch links extensions to libtorch_python.
         importlib.machinery.EXTENSION_SUFFIXES[0],
     ]
     key = hashlib.sha256(json.dumps(parts_of_key).encode()).hexdigest()[:16]
@@ -114,7 +114,8 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
 def _is_loaded(extension: Extension) -> bool:
     """Return whether this process has already loaded a library of the extension's name.
 
-    Its folder may be another: a new build is loaded before its folder is renamed.
+    Only the file's name is compared: if this process has built the library, the folder had another
+    name when the library was loaded.
     """
     return any(Path(library).stem == extension.name for library in torch.ops.loaded_libraries)
 
@@ -148,7 +149,7 @@ class _Builder:
     load_inline: LoadInline
 
     def load_or_build(self, extensions: list[Extension]) -> None:
-        """Load extensions from the cache, and build the others at the same time."""
+        """Load the extensions that are in the cache, then build all others together."""
         not_in_cache = []
         for extension in extensions:
             if not self._load_from_cache(extension):

@@ -35,7 +35,8 @@ CUDA_FLAGS = [
     "-U__CUDA_NO_HALF_CONVERSIONS__",
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 ]
-# GCC's garbage collector takes a seventh of the compilation. It does not run below 4,000,000 KiB.
+# GCC's garbage collector takes a seventh of the compilation's time. With this flag it does not run
+# before the heap has 4,000,000 KiB.
 GCC_SPEED_FLAGS = ["--param=ggc-min-heapsize=4000000"]
 
 
@@ -80,9 +81,9 @@ def find_toolchain() -> Toolchain:
 
 
 def cpu_flags() -> list[str]:
-    """Return `CXX_FLAGS`, and on CPUs where torch uses AVX2 also the flags for AVX2 and F16C.
+    """Return `CXX_FLAGS`, and where torch uses AVX2 or AVX-512 also the flags for AVX2 and F16C.
 
-    AVX-512 is no faster on data in a cache (EPYC 9005).
+    There are no flags for AVX-512, which is no faster on data in a cache (EPYC 9005).
     """
     if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
         return [*CXX_FLAGS, "-mavx2", "-mf16c"]
@@ -249,13 +250,16 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
     cuda = torch.version.cuda
-    # The targets are those of the visible GPUs or, if there are none, those that
-    # TORCH_CUDA_ARCH_LIST requests. Whichever variable they come from, emptying it leaves no
-    # target, and then nvcc is not needed.
-    variable = "CUDA_VISIBLE_DEVICES" if torch.cuda.is_available() else "TORCH_CUDA_ARCH_LIST"
+    # With both variables empty there is no target (`cuda_targets`), and nvcc is not needed.
+    variables = []
+    if torch.cuda.is_available():
+        variables.append("CUDA_VISIBLE_DEVICES=")
+    if os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        variables.append("TORCH_CUDA_ARCH_LIST=")
     advice = (
         f"Install the CUDA toolkit {cuda} and set CUDA_HOME to its folder, or (since CUDA 13) "
-        f'pip install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; or set {variable}= to build for the CPU'
+        f'pip install "cuda-toolkit[nvcc,cccl]=={cuda}.*"; '
+        f"or set {' '.join(variables)} to build for the CPU"
     )
     if toolchain.cuda_home is None:
         raise BuildError(f"building the kernels for CUDA needs nvcc and its headers. {advice}")

@@ -204,17 +204,26 @@ def no_toolkit(monkeypatch):
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
 
 
-@pytest.mark.parametrize("devices", [[(9, 0)], []])
-def test_a_missing_nvcc_gives_an_error_with_remedies(monkeypatch, no_toolkit, tmp_path, devices):
+@pytest.mark.parametrize(
+    ("devices", "arch_list", "remedy"),
+    [
+        ([(9, 0)], "", "CUDA_VISIBLE_DEVICES="),
+        ([], "9.0", "TORCH_CUDA_ARCH_LIST="),
+        # Without a visible GPU, the variable would count.
+        ([(9, 0)], "9.0", "CUDA_VISIBLE_DEVICES= TORCH_CUDA_ARCH_LIST="),
+    ],
+)
+def test_a_missing_nvcc_gives_an_error_with_remedies(
+    monkeypatch, no_toolkit, tmp_path, devices, arch_list, remedy
+):
     fake_cuda(monkeypatch, devices)
     monkeypatch.setattr(toolchain, "find_ninja", lambda: "ninja")
     monkeypatch.setattr(toolchain.shutil, "which", lambda name: name if name == "c++" else None)
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", arch_list)
     for home in (None, str(tmp_path)):
         monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
         with pytest.raises(BuildError, match="needs nvcc and its headers") as error:
             toolchain.check_tools(toolchain.find_toolchain())
-        remedy = "CUDA_VISIBLE_DEVICES=" if devices else "TORCH_CUDA_ARCH_LIST="
         assert f"or set {remedy} to build for the CPU" in str(error.value)
         assert 'pip install "cuda-toolkit[nvcc,cccl]==13.0.*"' in str(error.value)
 
