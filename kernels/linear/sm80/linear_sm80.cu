@@ -29,10 +29,10 @@ namespace kernels::sm80 {
 
 using gemm_fp16x3::Sm80Config;
 
-// Returns whether this build contains the kernels below. choose_path chooses them only on GPUs of
-// capability 8.0, so builds for other GPUs omit them, which saves compile time. nvcc lists the
-// architectures of a build in __CUDA_ARCH_LIST__, 800 for capability 8.0. Tests define
-// KERNELS_ALL_PATHS, which puts the kernels into every build.
+// Returns whether this build contains the kernels below. They also run on newer GPUs, but
+// choose_path chooses them on capability 8.0 alone. So builds for other GPUs omit them, which saves
+// compile time. nvcc lists the architectures of a build in __CUDA_ARCH_LIST__, 800 for capability
+// 8.0. Tests define KERNELS_ALL_PATHS, which puts the kernels into every build.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;
@@ -122,7 +122,8 @@ int64_t rows_of_chunk(const LinearArguments& call) {
                               [&](int64_t rows) { return workspace_bytes(call, rows); });
 }
 
-// Launches the three kernels for a chunk. The first chunk splits the weight for all.
+// Launches the three kernels for a chunk. The first chunk splits the weight for all. The
+// function is a template, like the kernels, so that it is compiled only if is_built().
 template <typename Matrix>
 void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t stream) {
   const Sm80Workspace workspace(call);

@@ -133,8 +133,8 @@ namespace kernels::cuda {
 
 // Returns whether the kernels of this folder support a call.
 //
-// Operands that TMA reads need rows that begin at multiples of 16 bytes. TMA reads all of them but
-// x at `highest`, which split_x reads without TMA. (At `high`, RedoMode loads x by TMA.)
+// Rows must begin at multiples of 16 bytes, for TMA and for vector loads. Only rows of x at
+// `highest` may begin anywhere: they are loaded without TMA. (At `high`, RedoMode loads x by TMA.)
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;

@@ -36,9 +36,9 @@ struct SampleConfig {
 
   // For hi alone, the mean of the exponents of the spans' largest elements, rounded down, becomes
   // this exponent. So their geometric mean is scaled into about [2^2, 2^3). An element overflows
-  // fp16 if it is about 2^13 times as large as the mean; no element of a row may overflow. It is
-  // subnormal if it is about 2^16 times smaller; a few elements of a row may be subnormal. The
-  // maximum of an exponent is kMaxExponentWithoutLo.
+  // fp16 if it is about 2^13 times as large as the mean, and is subnormal if it is about 2^16 times
+  // smaller. A row with an overflow or with many subnormals needs TF32
+  // (gemm_one_product/kernel.cuh). The maximum of an exponent is kMaxExponentWithoutLo.
   static constexpr int kTargetWithoutLo = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,
@@ -82,15 +82,6 @@ __device__ inline int64_t first_k_of_lane(int64_t k) {
   return begin_of_span + lane % SampleConfig::kLanesOfSpan * SampleConfig::kLaneElements;
 }
 
-// The elements that a lane loads, as they are in memory: four neighbours of each of four lines. A
-// line is a row of the stored matrix, which is the weight [n, k] or its transpose [k, n].
-struct SampledLines {
-  int64_t first;            // the number of the first line
-  int64_t first_neighbour;  // where the four neighbours begin in each line
-  int64_t count;            // lines of the whole matrix
-  int64_t size;             // elements of a line
-};
-
 // The kRows rows of the weight from first_n on, whose exponents one warp makes, and what the lane
 // has found in its sample of them. The weight [n, k] may be stored as its transpose [k, n].
 struct SampledRows {
@@ -107,14 +98,17 @@ struct SampledRows {
       : weight(weight), is_transposed(is_transposed), first_n(first_n), k(k) {
     const int64_t first_k = first_k_of_lane(k);
     if (first_k + SampleConfig::kLaneElements > k) return;
-    const SampledLines lines = is_transposed ? SampledLines{first_k, first_n, k, weight.rows}
-                                             : SampledLines{first_n, first_k, weight.rows, k};
+    // A line is a row of the stored matrix. Four neighbours of each of four lines are loaded.
+    const int64_t first_line = is_transposed ? first_k : first_n;
+    const int64_t first_neighbour = is_transposed ? first_n : first_k;
+    const int64_t lines = is_transposed ? k : weight.rows;
+    const int64_t line_size = is_transposed ? weight.rows : k;
     float v[SampleConfig::kRows][SampleConfig::kLaneElements] = {};  // [line][neighbour]
 #pragma unroll
     for (int i = 0; i < SampleConfig::kRows; ++i) {
-      if (lines.first + i >= lines.count) break;
-      const float* const line = weight.source + (lines.first + i) * weight.row_stride;
-      load_floats(v[i], line, lines.first_neighbour, lines.size, /*is_aligned=*/true);
+      if (first_line + i >= lines) break;
+      const float* const line = weight.source + (first_line + i) * weight.row_stride;
+      load_floats(v[i], line, first_neighbour, line_size, /*is_aligned=*/true);
     }
 #pragma unroll
     for (int row = 0; row < SampleConfig::kRows; ++row) {

@@ -9,8 +9,8 @@
 //
 // The sum of such a result is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is.
 // The finite terms cannot change that, so most of them are left out. The remaining terms are added
-// in double, in which products and sums of finite floats do not overflow. So a sum is infinite or
-// NaN only because of an element that is, and never because of the order of the sum.
+// in double, in which products and sums of finite floats do not overflow. So only infinite elements
+// make a term or a partial sum infinite, and the order of the terms does not matter.
 //
 // Called by launch_highest (linear_sm90.cu) and launch_chunk (linear_sm80.cu). Such rows are rare,
 // so the kernel ends quickly if there are none: it reads one flag after the GEMM of sm90/, and the
@@ -90,10 +90,10 @@ struct OutTile {
   int first_column;
 };
 
-// Adds up the terms of a tile's 32 results at each element of K at which one of its rows of x or of
-// the weight is infinite or NaN. The warps divide K among them, and each stores its sums to
-// warp_sums[warp]: result j is that of row j / 8 and column j % 8 of the tile. Rows and columns
-// past the last of out get sums, too, which are not used.
+// Computes the sums of a tile's 32 results. Terms are added only for some elements of K: those that
+// are infinite or NaN in one of the tile's rows of x or of the weight. The warps divide K among
+// them, and each stores its sums to warp_sums[warp]: result j is that of row j / 8 and column j % 8
+// of the tile. Rows and columns past the last of out get sums, too, which are not used.
 //
 // A warp takes 32 elements at a time. At first each lane looks at one of them, in all rows of the
 // tile. Then each lane has one of the 32 results, and adds its term at each element that was found.
@@ -168,16 +168,12 @@ __device__ __forceinline__ void replace_results(
 }
 
 // Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. It takes
-// kThreads of them at once: each thread finds out whether one of them has work. Then all threads
-// together compute the tiles that have work, one after the other.
+// kThreads of them at once: each thread finds out whether one of them has work, that is, a
+// kNonfinite row of x or of the weight. Then all threads together compute the tiles that have work,
+// one after the other.
 //
 // has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
 // pointer is null.
-//
-// If a row of the weight is kNonfinite, the tiles with work are n / 8 tiles apart. An even number
-// of blocks may share a large divisor with n / 8, and then a few blocks get all of the work.
-// Example: n = 8192 and 528 blocks, four for each multiprocessor of an H200. Tiles with work are
-// 1024 apart, so only every 16th block has any: 33 blocks. Therefore one block less is launched.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                                   NonfiniteConfig::kBlocksPerMultiprocessor)
     nonfinite_kernel(const __grid_constant__ split::ScaledMatrix x,
@@ -192,9 +188,9 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
   const int64_t weight_tiles = divide_up(weight.rows, NonfiniteConfig::kTileColumns);
   const int64_t tiles = divide_up(x.rows, NonfiniteConfig::kTileRows) * weight_tiles;
   const int64_t step = gridDim.x;  // from one of the block's tiles to the next
-  for (int64_t first_tile = blockIdx.x; first_tile < tiles;
-       first_tile += NonfiniteConfig::kThreads * step) {
-    const int64_t own_number = first_tile + threadIdx.x * step;
+  for (int64_t first_number = blockIdx.x; first_number < tiles;
+       first_number += NonfiniteConfig::kThreads * step) {
+    const int64_t own_number = first_number + threadIdx.x * step;
     has_work[threadIdx.x] =
         own_number < tiles &&
         (has_nonfinite_row<NonfiniteConfig::kTileRows>(x, first_row_of(own_number, weight_tiles)) ||
@@ -202,7 +198,7 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
              weight, first_column_of(own_number, weight_tiles)));
     __syncthreads();
     for (int i = 0; i < NonfiniteConfig::kThreads; ++i) {
-      const int64_t number = first_tile + i * step;
+      const int64_t number = first_number + i * step;
       if (number >= tiles) break;
       if (!has_work[i]) continue;
       const OutTile tile{x, weight, static_cast<int>(first_row_of(number, weight_tiles)),
@@ -220,10 +216,14 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
 inline void launch(const split::ScaledMatrix& x, const split::ScaledMatrix& weight, int64_t k,
                    const Epilogue<float>& epilogue, const unsigned* has_nonfinite,
                    cudaStream_t stream, bool has_pdl) {
+  // As many blocks as run at once, less one to make the number odd. If a row of the weight is
+  // kNonfinite, the tiles with work are n / 8 tiles apart. An even number of blocks may share a
+  // large divisor with n / 8, and then a few blocks get all of the work. Example: n = 8192 and 528
+  // blocks, four for each multiprocessor of an H200. 16 divides n / 8 = 1024 and 528, so only every
+  // 16th block would have work: 33 blocks.
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   Grid grid{};
-  grid.blocks =
-      NonfiniteConfig::kBlocksPerMultiprocessor * device_attribute(cudaDevAttrMultiProcessorCount) -
-      1;
+  grid.blocks = NonfiniteConfig::kBlocksPerMultiprocessor * multiprocessors - 1;
   grid.threads = NonfiniteConfig::kThreads;
   grid.stream = stream;
   grid.has_pdl = has_pdl;

@@ -7,9 +7,10 @@
 //   hi     = fp16(scaled)                   rounded to nearest
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
-// with the row's exponent, so that scaled = hi + lo / 2^11. The error is at most 2^-23 |scaled| if
-// |scaled| is at least 2^-13. The fp16x3 GEMM (float32 at `highest`) multiplies hi and lo of both
-// operands. The GEMM with one product (float32 at `high`) multiplies hi alone; lo is then not made.
+// All elements of a row have the same exponent. hi + lo / 2^11 differs from scaled by at most
+// 2^-23 |scaled| if |scaled| is at least 2^-13. The fp16x3 GEMM (float32 at `highest`) multiplies
+// hi and lo of both operands. The GEMM with one product (float32 at `high`) multiplies hi alone; lo
+// is then not made.
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
@@ -65,8 +66,9 @@ constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);
 //   for                     the GEMM with one product      the fp16x3 GEMMs
 //   depth of a k-tile       64 of K                        32 of K
 //   exponent of a row       at most kMaxExponentWithoutLo  any
-//   a row that the split    has the exponent kNeedsTf32    has a RowState, in row_state
-//   does not represent
+//   a row of x that the     has the exponent kNeedsTf32    has the RowState kNonfinite
+//   split does not
+//   represent
 enum class Form { kWithoutLo, kWithLo };
 
 // Returns how many elements of K a k-tile of the k-tiled layout has.
@@ -157,8 +159,8 @@ __device__ inline float power_of_two(int exponent) {
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
 // power of two may not fit into a float. It is applied as two factors. Multiplying by the first is
-// exact, unless the result is zero anyway. A factor is at least 2^-126, so 2^-252 replaces all
-// smaller powers. The result is zero either way, because sums are below 2^64.
+// exact, unless the result is zero or infinite anyway. A factor is at least 2^-126, so 2^-252
+// replaces all smaller powers. The result is zero either way, because sums are below 2^64.
 __device__ inline float unscale(float sum, int exponent) {
   constexpr int kLeastPower = 2 * -126;
   const int power = max(-exponent, kLeastPower);

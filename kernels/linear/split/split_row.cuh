@@ -45,7 +45,7 @@ struct SplitConfig {
 };
 static_assert(SplitConfig::kKept % kOctet == 0, "a thread keeps whole octets");
 static_assert(32 * kOctet % kKTileRowNumbers == 0,
-              "a thread's octets are whole k-tiles apart, as split_and_store assumes");
+              "a thread's octets are whole k-tiles apart, as OctetPlaces assumes");
 
 // Returns how many threads a block needs to split a row: the fewest, from 64 to 256, that keep the
 // whole row in registers, or 256 for longer rows. More threads, each with fewer octets, would be
@@ -129,11 +129,11 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
 // 2^128: with lo, exponents reach 163, for a row whose largest element is 2^-149. So there are two
 // factors. The first takes up to 2^126, and the second the rest, which is 1 for most rows.
 struct RowScale {
-  // With hi alone, one factor is enough.
+  // The largest exponent of `factor`. With hi alone no exponent is larger.
   static constexpr int kMaxFactorExponent = kMaxExponentWithoutLo;
 
-  // False if the row holds infinity or NaN, or if its exponent is too large for hi alone. Such a
-  // row is split as zeros.
+  // False if the row holds infinity or NaN or, with hi alone, if its exponent would be too large.
+  // Such a row is split as zeros.
   bool can_split;
   int exponent;
   float factor;

@@ -76,6 +76,8 @@ enum Half { kHi, kLo };
 //
 //   row       0, 1       2, 3       4, 5       6, 7
 //   vectors   0 1 2 3    1 0 3 2    2 3 0 1    3 2 1 0
+//
+// The order repeats every 8 rows, so the same vector 8 rows further is at 8 * kRowBytes more.
 __host__ __device__ constexpr uint32_t vector_offset(int row, int vector) {
   return row * Sm80Config::kRowBytes + (vector ^ (row / 2 % 4)) * kVectorBytes;
 }

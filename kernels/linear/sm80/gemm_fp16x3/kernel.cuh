@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Sm80Config::kThreads, 1)
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) copies.copy_quarter(quarter);
   }
-  ptx::wait_copies<1>();
+  ptx::wait_copies<1>();  // the first two stages have arrived
   __syncthreads();
 #pragma unroll
   for (int quarter = 0; quarter < 4; ++quarter) {

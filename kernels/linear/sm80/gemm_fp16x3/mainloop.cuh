@@ -158,8 +158,8 @@ struct MmaFragments {
 
 // A warp's results. The indices of both arrays: fragment of x, fragment of the weight, register.
 struct Results {
-  // The promoted sums of all k-tiles. They are 2^11 times too large, as the lo products are, so
-  // that the rounding error of a promotion can be added to these.
+  // The promoted sums of all k-tiles. They are 2^11 times too large. So are the lo products, to
+  // which the rounding error of each promotion is added.
   float sums[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
   // The tensor cores add the products of one k-tile to these.
   float accumulators[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
