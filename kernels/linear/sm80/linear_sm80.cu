@@ -122,8 +122,8 @@ int64_t rows_of_chunk(const LinearArguments& call) {
                               [&](int64_t rows) { return workspace_bytes(call, rows); });
 }
 
-// Launches the three kernels for a chunk. The first chunk splits the weight for all. The
-// function is a template, like the kernels, so that it is compiled only if is_built().
+// Launches the three kernels for a chunk. The first chunk splits the weight for all. The function
+// is a template, like the kernels, so that it is compiled only if is_built().
 template <typename Matrix>
 void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t stream) {
   const Sm80Workspace workspace(call);
