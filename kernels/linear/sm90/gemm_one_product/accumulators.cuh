@@ -83,9 +83,9 @@ static_assert(staged_place(20, 2).in_floats() == 4 * (1 * OneProductConfig::kSta
 //   padding   The 33rd float4 of each warp. Without it, equal lanes of all warps would be 128
 //             floats apart, in the same bank.
 //   swap      Even threads read their columns in the order 0 1 2 3, odd threads in the order
-//             1 0 3 2. Without that, two neighbouring threads would read columns that are 4 apart,
-//             which is 64 floats: the same bank. With it, they are 5 or 3 apart, which is an odd
-//             multiple of 16 floats: different halves of the banks.
+//             1 0 3 2. Without that, an even thread and the next one would read columns that are
+//             4 apart, which is 64 floats: the same bank. With it, they are 5 or 3 apart, which is
+//             an odd multiple of 16 floats: different halves of the banks.
 struct StagedAccumulatorsReader {
   int column;                // the first of this thread's four, in the warpgroup's 64
   int row;                   // in each row block

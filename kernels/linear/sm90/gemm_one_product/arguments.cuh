@@ -148,8 +148,8 @@ struct WeightConversion {
   unsigned* row_subnormals;     // [N]
   int k_tiles;                  // how many K has
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
-  // a time. This describes the first band of TileOrder, in which each tile of the weight is used
-  // for the first time.
+  // a time. Both numbers are for the first band of TileOrder, in which each tile of the weight is
+  // used for the first time.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
@@ -216,8 +216,8 @@ __device__ inline int weight_panel(const Tile& tile, int rank) {
   return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }
 
-// The part of a tile that a consumer warpgroup computes: kTileRows rows of x by
-// kWarpgroupWeightRows rows of the weight, from these on.
+// The part of a tile that a consumer warpgroup computes: kTileRows rows of x, from first_m on, by
+// kWarpgroupWeightRows rows of the weight, from first_n on.
 struct WarpgroupTile {
   int first_m;
   int first_n;

@@ -140,21 +140,19 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 //   3. No k-tile before a patch's first use needs the patch. With fact 2: the k-tiles before P's
 //      first use, for any patch P, need only patches before P.
 //
-// Let P be the first patch that is not yet converted. It will be, because each of these waits ends:
+// Let P be the first patch that is not yet converted. It will be converted:
 //
-//   who waits               for what               why it comes
-//
-//   P                       a warp that takes it   All patches taken so far come before P (fact 1).
-//                                                  They are converted, so their warps take others.
-//   the warp that has P     its block's producer   The producer's k-tiles until then come before
-//                                                  P's first use: see the next row. After the last
-//                                                  one, finish (mainloop.cuh) ends the wait.
-//   a producer at a k-tile  the k-tile's patches   They come before P (fact 3), so they are
-//   before P's first use                           converted.
-//                           an empty stage         The consumers empty it when both producers of
-//                                                  the cluster have loaded it. If the other one is
-//                                                  late, its k-tile is an earlier one, so this row
-//                                                  is true of it, too.
+//   a. Every producer loads all its k-tiles before P's first use, and begins the next one, if there
+//      is one. It waits for two things:
+//        an empty stage      The stage holds an earlier k-tile, which is before P's first use. Both
+//                            producers of the cluster load that k-tile, so the consumers multiply
+//                            it, and the stage is empty.
+//        converted patches   The patches of a k-tile before P's first use come before P (fact 3).
+//                            So they are converted.
+//   b. So a warp that has P does not wait forever: its block's producer begins a k-tile at or after
+//      P's first use, or has no such k-tile and calls finish (mainloop.cuh).
+//   c. If no warp has P, all patches taken so far come before P (fact 1), so they are converted.
+//      Their warps then take further patches, and one of them takes P.
 //
 // Then the first patch that is not yet converted is a later one, until all are converted.
 //
@@ -181,11 +179,11 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   }
 }
 
-// The memory of one converter warp, its barrier, and where its producer is.
+// The memory and the barrier of one converter warp, and the counter of its block's producer.
 struct ConverterWarp {
   PieceRing& ring;       // the warp's part of shared memory
   int barrier;           // a named barrier for its lanes
-  int* producer_k_tile;  // its block's counter
+  int* producer_k_tile;  // see the counters at the top
 };
 
 // Converts patches until none is left. Each converter warp calls it. The warps of all blocks take
@@ -197,9 +195,9 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
   const WeightConversion& conversion = order.conversion;
   const unsigned patches = order.count();
   const unsigned first_number = take_patch(conversion);
-  // The atomic operation above and the loads of is_needed are in flight at the same time. If
-  // is_needed were called only after the first patch, for which producers wait, the kernel would be
-  // slower (docs/EXPERIMENTS.md, "Hopper's products").
+  // The atomic operation above and the loads of is_needed are in flight at the same time. If a warp
+  // first converts its first patch, and only then asks is_needed, the kernel is slower
+  // (docs/EXPERIMENTS.md, "Hopper's products").
   if (!is_needed()) return;
   unsigned number = __shfl_sync(0xffffffff, first_number, 0);
   while (number < patches) {

@@ -1,6 +1,6 @@
 // The pieces of a patch, and which of their elements a lane of a converter warp loads and converts.
 // converter.cuh has a table of the parts of the weight. There is one struct for each layout of the
-// weight in memory, RowMajor and Transposed. converter_patch.cuh is the same for both.
+// weight in memory, RowMajor and Transposed.
 
 #pragma once
 
@@ -210,9 +210,9 @@ static_assert(RowMajor::place(/*lane=*/27, /*piece=*/1, /*octet=*/1) == OctetPla
 //   k 4        0      1  ...        7              octet 0          octet 1
 //   ...
 //
-// Bank conflicts. While lanes 0 - 15 read 16 rows of a k, lanes 16 - 31 read the same rows of k
-// + 8. These would be 8 * 32 floats further, in the same 16 of the 32 banks. So from k = 8 on, the
-// buffer has rows 16 - 31 before rows 0 - 15.
+// Bank conflicts. While lanes 0 - 15 read 16 rows of one k, lanes 16 - 31 read the same rows of
+// k + 8. These would be 8 * 32 floats further, in the same 16 of the 32 banks. So from k = 8 on,
+// the buffer has rows 16 - 31 before rows 0 - 15.
 struct Transposed {
   static constexpr bool kIsTransposed = true;
 

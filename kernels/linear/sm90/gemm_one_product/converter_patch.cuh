@@ -107,7 +107,8 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
     const OctetPlace place = Layout::place(lane, piece, octet);
-    // The distance from `target` is equal for all lanes, and lane 0's target is at offset 0.
+    // The distance from `target` is equal for all lanes. Lane 0's target is at offset 0, so its
+    // distance is the octet's offset.
     const int distance = Layout::place(/*lane=*/0, piece, octet).offset();
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.scale], &probe);
   }

@@ -17,8 +17,8 @@
 //   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
 //   count_found_units    counts them in a second pass, in the count units of these pieces. Counting
 //                        in every piece would slow the conversion down.
-//                        (convert_edge_patch counts octets at once, and only where the probe has
-//                        found subnormals.)
+//                        (convert_edge_patch has no second pass: it counts octets as soon as the
+//                        probe has found subnormals.)
 //   mark_row_for_tf32    puts an infinity into a row whose count is too large. The row's tiles are
 //                        then computed again (kernel.cuh).
 
@@ -149,16 +149,16 @@ __device__ __forceinline__ void count_units(const WeightConversion& conversion, 
   }
 }
 
-// Counts the subnormals of the units in which one of the lanes has found some. `found_units` are
-// those that this lane has found, as in count_units. Returns whether it has counted any. All
+// Counts the subnormals of the units in which one of the lanes has found some. `found_units` has a
+// bit for each unit in which this lane has found some. Returns whether it has counted any. All
 // lanes of a warp call it.
 template <typename Layout>
 __device__ __forceinline__ bool count_found_units(const WeightConversion& conversion,
                                                   const Patch& patch, uint32_t found_units) {
   const uint32_t units = __reduce_or_sync(0xffffffff, found_units);
   const bool has_found = units != 0;
-  // In count_units a lane reads, of a row-major weight, octets that it has written itself; of a
-  // transposed weight, octets of other lanes.
+  // In count_units, a lane reads octets that it has written itself if the weight is row-major, and
+  // octets of other lanes if it is transposed.
   if (Layout::kIsTransposed && has_found) __syncwarp();
   count_units(conversion, patch, units);
   return has_found;

@@ -54,8 +54,8 @@ namespace kernels::sm90::gemm_one_product {
 //
 //   overflow    A multiplication overflows only if the result does.
 //   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo), so the first multiplication
-//               rounds the accumulator to a multiple of 2^-23 at worst. That is little beside the
-//               scaled row of x, whose largest element is 2^14 or more.
+//               rounds the accumulator to a multiple of 2^-23 at worst. That is little, because the
+//               largest element of a scaled row of x is 2^14 or more.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
@@ -192,7 +192,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
                           warpgroup_tile.first_n + reader.column);
 #pragma unroll
   for (int subtile = 0; subtile < OneProductConfig::kSubtiles; ++subtile) {
-    // All must have read the subtile before.
+    // All threads must have read the previous subtile.
     if (subtile > 0) ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     copy_subtile<kSubtileRowBlocks, OneProductConfig::kRowBlockPitch>(staging_slot(staging),
                                                                       accumulators, subtile);

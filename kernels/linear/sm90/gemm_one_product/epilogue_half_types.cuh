@@ -114,7 +114,7 @@ struct StagedRowsReader {
                               uint32_t staging, int thread) {
     const int row = thread / 8;
     const int vector = thread % 8;
-    const int place = vector ^ thread / 8 % 8;
+    const int place = vector ^ thread / 8 % 8;  // v ^ (row % 8)
     source = staging + row * kStagedRowBytes + place * kVectorBytes;
     m = warpgroup_tile.first_m + row;
     n = warpgroup_tile.first_n + vector * 8;
@@ -173,7 +173,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       const int offset = buffer_offset_of_part<T>(part) + pair * kPairRows * kStagedRowBytes;
       ptx::store_matrices_transposed(matrix_address + offset, results.words);
       if constexpr (kMask) {
-        const bool keeps_second = g / 4 != 0;
+        const bool keeps_second = g / 4 != 0;  // g >= 4
         stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, {warp, g, c},
                            staged.mask);
       }

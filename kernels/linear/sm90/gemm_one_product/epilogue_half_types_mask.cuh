@@ -63,8 +63,8 @@ struct PairMaskBits {
 };
 
 // Combines the mask bits of a warp. Returns the complete words of two rows: row 2 c in bits 0 - 15,
-// row 2 c + 1 in bits 16 - 31. They are of the pair's second row block if keeps_second, which is
-// true in the lanes with g >= 4, and else of the first. All lanes call it.
+// row 2 c + 1 in bits 16 - 31. Lanes with g >= 4 have keeps_second true, and get the rows of the
+// pair's second row block. The others get those of the first. All lanes call it.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool keeps_second, int g) {
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
@@ -77,9 +77,9 @@ __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_
   return words;
 }
 
-// Stores words that combine_mask_words has returned to the mask in shared memory. The pair of row
-// blocks begins at row first_row of StagedRows. Four lanes with the same c have the same two words.
-// Two of these lanes store a word each:
+// Stores the two words of combine_mask_words to the mask in shared memory. The pair of row blocks
+// begins at row first_row of StagedRows. Four lanes with the same c have the same two words. Two of
+// these lanes store a word each:
 //
 //   g              0        1        2            3        4        5        6            7
 //   row block      0                 0                     1                 1

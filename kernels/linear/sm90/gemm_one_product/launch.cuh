@@ -112,8 +112,8 @@ void launch_half_in_mode(const LinearArguments& call, cudaStream_t stream) {
   auto args = make_arguments<Mode>(call, vector_size);
   // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
   args.epilogue.call_is_fast = args.epilogue.call_is_fast && call.has_relu;
-  // The fewest clusters that need no more waves than all clusters that run at once. Fewer clusters
-  // take slightly less time. Example: 100 tiles on 66 clusters are 2 waves; 50 clusters are enough.
+  // As few clusters as possible without another wave: they take slightly less time. Example: 100
+  // tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = args.tile_order.count();
   const int waves = blocks_of(tiles, count_clusters<Mode>());
   const int clusters = blocks_of(tiles, waves);

@@ -168,7 +168,7 @@ struct ConversionProgress {
   int converted_k_tiles = 0;  // k-tiles of the current panel known to be converted: the first ones
 
   // Tells the converters that the producer has begun this k-tile of the current tile.
-  __device__ void begin_k_tile(int k_tile) const { publish(k_tiles_before + k_tile); }
+  __device__ void begin_k_tile(int k_tile) const { set_latest(k_tiles_before + k_tile); }
 
   // Waits until the current panel is converted at this k-tile.
   __device__ void wait(int panel, int k_tile) {
@@ -184,10 +184,10 @@ struct ConversionProgress {
   // Lets the converters no longer wait for this producer, which has loaded its last k-tile: other
   // blocks may still need patches that this block's converters have taken. The latest k-tile
   // becomes the largest number to which kLead can be added without overflow.
-  __device__ void finish() const { publish(INT_MAX - ConverterConfig::kLead); }
+  __device__ void finish() const { set_latest(INT_MAX - ConverterConfig::kLead); }
 
-  __device__ void publish(int latest_k_tile) const {
-    if (threadIdx.x % 32 == 0) atomicExch(producer_k_tile, latest_k_tile);
+  __device__ void set_latest(int k_tile) const {
+    if (threadIdx.x % 32 == 0) atomicExch(producer_k_tile, k_tile);
   }
 };
 

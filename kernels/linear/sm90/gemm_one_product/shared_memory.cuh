@@ -1,5 +1,4 @@
-// The shared memory of a block of gemm_one_product_kernel (kernel.cuh). Mainloop and epilogue use
-// it.
+// The shared memory of a block of gemm_one_product_kernel (kernel.cuh).
 
 #pragma once
 
