@@ -196,8 +196,8 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
   const unsigned patches = order.count();
   const unsigned first_number = take_patch(conversion);
   // The atomic operation above and the loads of is_needed are in flight at the same time. If a warp
-  // first converts its first patch, and only then asks is_needed, the kernel is slower
-  // (docs/EXPERIMENTS.md, "Hopper's products").
+  // converts its first patch before it calls is_needed, the kernel is slower (docs/EXPERIMENTS.md,
+  // "Hopper's products", at `high`).
   if (!is_needed()) return;
   unsigned number = __shfl_sync(0xffffffff, first_number, 0);
   while (number < patches) {

@@ -77,7 +77,7 @@ struct PrefetchedInputs {
   }
 
   // Returns whether the tile takes the fast epilogue: whether all threads of the warpgroup allow
-  // it. All of them call it, after they have read the inputs of the tile before.
+  // it. All of them call it, after they have read the inputs of the previous tile.
   __device__ bool tile_is_fast(int barrier) const {
     return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
   }
