@@ -13,12 +13,13 @@ from referee.comparison.accuracy import count_true, element_errors
 from referee.comparison.budget import Budget
 from referee.comparison.compare import blocks, flat_reals
 
-# Nothing is excused if more than this share of the elements is wrong, or if other roundings move
-# more than this share far. In small results, where the count below is larger, it is the limit.
+# Nothing is excused if more than this share of the elements is wrong, or if more than this share is
+# unstable. In small results, where the count below is larger, it is the limit.
 MAX_UNSTABLE_SHARE = 0.01
 MIN_UNSTABLE_COUNT = 4
-# An element is moved far if it moves by more than FAR times what the budget allows.
-FAR = 16
+# An element is unstable if other roundings move it by more than this multiple of what the budget
+# allows.
+MAX_STABLE_MOVE = 16
 
 # Yields the reference's results for the same inputs with other roundings; see `other_roundings`.
 RoundedOtherwise = Callable[[], Iterator[torch.Tensor]]
@@ -34,8 +35,8 @@ def find_excused(
     """Return a flat mask of the wrong elements that rounding explains; None if there are none.
 
     Rounding explains an element if results of the reference that are rounded otherwise reach the
-    solution's value there, or are on both sides of it. If one of these results is far from eager's
-    in many elements, rounding says too little, and nothing is excused.
+    solution's value there, or are on both sides of it. If one of these results has many unstable
+    elements, rounding says too little, and nothing is excused.
 
     Args:
         wrong: a flat mask of the wrong elements.
@@ -50,7 +51,7 @@ def find_excused(
     wrong_elements = _WrongElements(wrong, got, eager)
     for result in rounded_otherwise():
         other = flat_reals(result)
-        if other.shape != eager.shape or _count_far(other, eager, budget) > most:
+        if other.shape != eager.shape or _count_unstable(other, eager, budget) > most:
             return None
         wrong_elements.add(other, budget)
         if wrong_elements.are_explained.all():
@@ -100,11 +101,11 @@ class _WrongElements:
             self.are_explained |= (self._lowest <= self._got) & (self._got <= self._highest)
 
 
-def _count_far(other: torch.Tensor, eager: torch.Tensor, budget: Budget) -> int:
-    """Return how many elements of a flat result are far from eager's; see FAR."""
+def _count_unstable(other: torch.Tensor, eager: torch.Tensor, budget: Budget) -> int:
+    """Return how many elements of a flat result are unstable; see MAX_STABLE_MOVE."""
     count = 0
     for block in blocks(len(eager)):
         expected = eager[block].double()
         error = element_errors(other[block], eager[block], expected)
-        count += int((error > FAR * budget.allowed(expected)).sum())
+        count += int((error > MAX_STABLE_MOVE * budget.allowed(expected)).sum())
     return count

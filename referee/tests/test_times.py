@@ -35,9 +35,7 @@ NAMES = ReportNames("ModelNew", "eager")
 # Eager's two turns in each round.
 TIMED_CALLS = [TimedCall(name, None, "") for name in (NAMES.eager, NAMES.control)]
 # A request has 2 to 3 s of overhead, the fastest empty one 1 s. An empty call takes 0.1 s.
-OVERHEAD = Overhead(
-    subtracted=3.0, eager_p10=2.0, fastest_empty_request=1.0, fastest_empty_call=0.1
-)
+OVERHEAD = Overhead(estimate=3.0, low=2.0, least=1.0, fastest_empty_call=0.1)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +209,7 @@ def test_no_clock_makes_a_time_much_shorter_than_the_referees():
         samples = draw_samples(call_count)
         seconds = overhead.seconds_of_calls(samples)
         by_referee = [
-            (sample.request_seconds - overhead.subtracted) / call_count for sample in samples
+            (sample.request_seconds - overhead.estimate) / call_count for sample in samples
         ]
         assert median_low(seconds) >= median_low(by_referee)
         least = [its_seconds - overhead.spread / call_count - 1e-9 for its_seconds in by_referee]
@@ -244,9 +242,7 @@ def test_a_clock_that_is_false_in_some_requests_gains_nothing(rounds, false_part
 
 
 def test_no_time_is_zero():
-    without_empty_calls = Overhead(
-        subtracted=3.0, eager_p10=2.0, fastest_empty_request=1.0, fastest_empty_call=0.0
-    )
+    without_empty_calls = Overhead(estimate=3.0, low=2.0, least=1.0, fastest_empty_call=0.0)
     assert without_empty_calls.seconds_of_calls([Sample([0.0], 2.0)]) == [MIN_SECONDS]
 
 
@@ -271,17 +267,17 @@ EMPTIES = [Sample([0.5, 0.25], float(wall)) for wall in range(1, 12)]
 
 
 @pytest.mark.parametrize(
-    ("overheads_of_eager", "subtracted", "eager_p10"),
+    ("overheads_of_eager", "estimate", "low"),
     [
         ([], 10.0, 2.0),  # of the empty requests
         ([2.0, 3.0, 4.0], 10.0, 2.2),
         ([20.0, 30.0, 40.0], 38.0, 22.0),
     ],
 )
-def test_the_overhead_is_measured(overheads_of_eager, subtracted, eager_p10):
+def test_the_overhead_is_measured(overheads_of_eager, estimate, low):
     # Eager's requests have two calls of 100 and 50 s.
     eager_samples = [Sample([100.0, 50.0], 150.0 + overhead) for overhead in overheads_of_eager]
-    expected = Overhead(subtracted, eager_p10, fastest_empty_request=1.0, fastest_empty_call=0.25)
+    expected = Overhead(estimate, low, least=1.0, fastest_empty_call=0.25)
     assert measure_overhead(EMPTIES, eager_samples) == expected
 
 

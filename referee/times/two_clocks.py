@@ -78,16 +78,16 @@ class Overhead:
     """The overhead of a request: the referee's time of it without the time of its calls.
 
     Attributes:
-        subtracted: the seconds that are subtracted from the referee's time: the 90th percentile of
-            the overheads of empty requests or that of eager's, whichever is larger.
-        eager_p10: the 10th percentile of the overheads of eager's requests, in seconds.
-        fastest_empty_request: the referee's seconds of the fastest empty request, all overhead.
+        estimate: the 90th percentile of the overheads of empty requests or that of eager's,
+            whichever is larger, in seconds.
+        low: the 10th percentile of the overheads of eager's requests, in seconds.
+        least: the overhead of the fastest empty request, in seconds.
         fastest_empty_call: the seconds of the fastest empty call, by the process's own clock.
     """
 
-    subtracted: float
-    eager_p10: float
-    fastest_empty_request: float
+    estimate: float
+    low: float
+    least: float
     fastest_empty_call: float
 
     def shows_false_clock(self, samples: list[Sample]) -> bool:
@@ -96,8 +96,8 @@ class Overhead:
 
     @property
     def spread(self) -> float:
-        """The overhead that is subtracted, less the 10th percentile of eager's, in seconds."""
-        return max(self.subtracted - self.eager_p10, 0.0)
+        """The seconds by which an honest request's overhead may be larger than the estimate."""
+        return max(self.estimate - self.low, 0.0)
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
@@ -107,25 +107,27 @@ class Overhead:
             lower median of the       returned for each request
             process's times
             ----------------------    --------------------------------------------------------------
-            < fastest empty call      the referee's time, less only the fastest empty request; but
-                                      at least the fastest empty call
-            >= the lower median of    the process's time; but at least the referee's time, less the
-               the referee's times    spread of overheads, too
-            otherwise                 the process's time or the referee's, whichever is larger
+            < fastest empty call      the referee's time, less `least`; but at least the fastest
+                                      empty call
+            >= the lower median of    the process's time; but at least the referee's time, less
+               the referee's times,   `estimate` and `spread`
+               less `estimate`
+            otherwise                 the process's time, or the referee's less `estimate`,
+                                      whichever is larger
 
         Args:
             samples: the timed call's samples, one for each request.
         """
         if self.shows_false_clock(samples):
-            by_referee = _seconds_by_referee(samples, self.fastest_empty_request)
+            by_referee = _seconds_by_referee(samples, self.least)
             return [max(seconds, self.fastest_empty_call) for seconds in by_referee]
         by_process = [max(sample.mean_call, MIN_SECONDS) for sample in samples]
-        by_referee = _seconds_by_referee(samples, self.subtracted)
+        by_referee = _seconds_by_referee(samples, self.estimate)
         # The lower median is the time of a request. The mean of two middle values is none: false
         # times of 0 s in one half of the requests and of 2 s in the other would have the mean 1 s.
         if median_low(by_process) >= median_low(by_referee):
             # An honest clock may show less than the referee's, if a reply was slow.
-            by_referee = _seconds_by_referee(samples, self.subtracted + self.spread)
+            by_referee = _seconds_by_referee(samples, self.estimate + self.spread)
         return [max(pair) for pair in zip(by_process, by_referee, strict=True)]
 
 
@@ -151,8 +153,8 @@ def measure_overhead(empty_samples: list[Sample], eager_samples: list[Sample]) -
     _, empty_p90 = p10_and_p90(empty_overheads)
     eager_p10, eager_p90 = p10_and_p90(eager_overheads)
     return Overhead(
-        subtracted=max(empty_p90, eager_p90),
-        eager_p10=eager_p10,
-        fastest_empty_request=min(empty_overheads),
+        estimate=max(empty_p90, eager_p90),
+        low=eager_p10,
+        least=min(empty_overheads),
         fastest_empty_call=min(min(sample.call_seconds) for sample in empty_samples),
     )
