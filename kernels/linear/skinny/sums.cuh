@@ -12,7 +12,7 @@
 
 namespace kernels::skinny {
 
-// The totals of a warp's tile, [kTileRows][kWarpColumns]: the sums of all lanes, added up.
+// The totals of a warp in a tile, [kTileRows][kWarpColumns]: the sums of its lanes, added up.
 // add_lanes spreads them over the lanes. If there are fewer totals than lanes, neighbours get the
 // same one:
 //
@@ -47,30 +47,31 @@ __device__ __forceinline__ double add_pair(T first, T second, int distance) {
 
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
 // the totals over the lanes as WarpTotals says. Lanes exchange sums at distances of 16, 8, 4, 2 and
-// 1, and each exchange halves the sums that a lane still has, until one is left. Lane 27, whose
-// number is 11011 in binary, has these sums after each exchange:
+// 1. Each exchange halves the sums that a lane has, unless it has just one. Lane 27, whose number
+// is 11011 in binary, has these sums after each exchange:
 //
 //   distance       16        8         4         2         1
 //   kCount = 8     4 - 7     6, 7      6         6         6
 //   kCount = 64    32 - 63   48 - 63   48 - 55   52 - 55   54, 55
-template <typename T, int kCount, int kTotals>
-__device__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
-  constexpr int kHalf = kCount / 2;
-  double left[kHalf];  // the sums that the lane still has
+//
+// A call makes the exchange at kDistance. It then calls add_lanes with the sums that are left, for
+// the next exchange.
+template <int kDistance = 16, typename T, int kCount, int kTotals>
+__device__ __forceinline__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
+  if constexpr (kDistance == 0) {  // after the last exchange
+    static_assert(kCount == kTotals, "the sums that a lane has left are its totals");
 #pragma unroll
-  for (int i = 0; i < kHalf; ++i) left[i] = add_pair(sums[i], sums[kHalf + i], /*distance=*/16);
+    for (int i = 0; i < kTotals; ++i) totals[i] = sums[i];
+  } else if constexpr (kCount == 1) {  // both lanes keep the sum
+    const double left[1] = {sums[0] + __shfl_xor_sync(0xffffffff, sums[0], kDistance)};
+    add_lanes<kDistance / 2>(left, totals);
+  } else {
+    constexpr int kHalf = kCount / 2;
+    double left[kHalf];
 #pragma unroll
-  for (int distance = 8; distance > 0; distance /= 2) {
-    // The number of sums that this exchange leaves. It is 0 if only one sum was left before.
-    const int kept = kCount * distance / 32;
-    if (kept == 0) left[0] += __shfl_xor_sync(0xffffffff, left[0], distance);
-#pragma unroll
-    for (int i = 0; i < kHalf / 2; ++i) {  // a constant bound, so that `left` is in registers
-      if (i < kept) left[i] = add_pair(left[i], left[kept + i], distance);
-    }
+    for (int i = 0; i < kHalf; ++i) left[i] = add_pair(sums[i], sums[kHalf + i], kDistance);
+    add_lanes<kDistance / 2>(left, totals);
   }
-#pragma unroll
-  for (int i = 0; i < kTotals; ++i) totals[i] = left[i];
 }
 
 // The two buffers of a block for sums, in shared memory: double [kTileRows][kTileColumns] each.
