@@ -3,7 +3,7 @@
 // torch.export see one operator for the forward and one for all gradients.
 //
 // An operator calls other operators in its own namespace, so most functions get a Namespace, as an
-// argument or of their template (torch_support/operators.h).
+// argument or as a template argument (torch_support/operators.h).
 
 #pragma once
 
@@ -127,9 +127,9 @@ struct LinearReluDivideBackward : Node {
 
   // Computes gradients that can be differentiated once more.
   //
-  // In eager's graph, threshold_backward has an edge to the node of the forward, because the
-  // forward's output is one of its inputs. The derivative by that input is zeros. Here the unpacked
-  // mask takes the output's place, so it gets the edge, which leads to this node.
+  // In eager, the derivative of grad_x by bias is zeros, not None: threshold_backward has an edge
+  // to ReLU's node, because ReLU's output is one of its inputs. Here the unpacked mask takes the
+  // output's place, so it gets an edge to this node.
   Gradients differentiable_gradients(const BackwardInputs& inputs) {
     const Tensor unpacked_mask = unpack_mask(inputs).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});

@@ -33,8 +33,8 @@ namespace kernels {
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
 // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
-// multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the same:
-// on a CPU the other order may take ten times as long.
+// multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the same.
+// On a CPU, the order that eager avoids may take ten times as long.
 struct Transposes {
   bool grad_x = false;
   bool grad_weight = false;
@@ -121,8 +121,8 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   return grad;
 }
 
-// Returns whether to try run_gemm for a product in float32. At `high`, only the path sm90 has a
-// kernel for gradients.
+// Returns whether to try run_gemm for a product in float32. At `high`, the only kernel used for
+// gradients is that of the path sm90, even if another path is forced.
 inline bool should_try_gemm_in_float32() {
   const bool is_highest = float32_precision() == Precision::kHighest;
   const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;

@@ -14,9 +14,9 @@
 //
 // docs/DESIGN.md, "Which path a product takes", says which kernels each GPU has.
 //
-// A path *wins* if it is estimated to take less time than the path torch, which is torch's product
-// followed by the fused pass. Each function `..._wins` makes this estimate by a few limits, its
-// constants.
+// A path *wins* if it is estimated to take less time than the path torch, which is torch's product,
+// followed by the fused pass in a forward. Each function `..._wins` makes this estimate by a few
+// limits, its constants.
 //
 //   their origin   The limits of the path sm80 follow from the arithmetic rates of an A100. All
 //                  others were fitted to the times of 3,887 products on an H200, with operands in
@@ -44,7 +44,7 @@ enum class Path {
   // linear_sm80.cu: fp16x3 by mma.sync, for compute capability 8.0 and newer. It is chosen on 8.0
   // alone, but never ran on such a GPU. Tests run it on Hopper.
   kSm80,
-  // torch's product, then the fused pass in place.
+  // torch's product, then, in a forward, the fused pass in place.
   kTorch,
 };
 
@@ -111,9 +111,9 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / elements_of_full_waves;
 }
 
-// Returns whether the path skinny takes less time than every other path, for a float32 forward.
-// With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
-// No size is 0.
+// Returns whether the path skinny takes less time than every other path, for a float32 forward that
+// is not empty. With few rows, the tiles of the tensor-core kernels would consist mostly of
+// padding.
 //
 //   rows of x      skinny wins if                            at
 //   1 to 8         tiles <= 4, or K >= 512                   `highest` and `high`

@@ -53,7 +53,8 @@ inline bool has_normal_reciprocal(double divisor) {
 }
 
 // Returns true if our kernels support the operands' layouts, dtypes, devices and dimensions, and
-// the divisor. Sizes are not looked at, because in a trace they may be symbols.
+// the divisor, and if no operand has a tangent. Sizes are not looked at, because in a trace they
+// may be symbols.
 inline bool is_supported_except_sizes(const LinearInputs& inputs) {
   const auto is_supported = [&](const Tensor& t) {
     const bool is_dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized();

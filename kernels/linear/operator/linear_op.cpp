@@ -22,9 +22,9 @@
 //   float32_precision()
 //       Returns the precision that torch's settings ask for: "high" or "highest".
 //
-// No C++ or CUDA file of linear/ outside of this folder includes torch. The headers here, from the
-// outside in, are not .cpp files because torch's own headers are slow to compile: one translation
-// unit compiles them once.
+// No C++ or CUDA file of linear/ outside of this folder includes torch. The other files here are
+// headers, not .cpp files, because torch's own headers are slow to compile: one translation unit
+// compiles them once. From the outside in:
 //
 //   autograd.h            autograd, autocast, torch.jit.trace
 //   backward.h            the gradients
@@ -99,7 +99,7 @@ std::string float32_precision_name() {
   return float32_precision() == Precision::kHigh ? "high" : "highest";
 }
 
-// Not by an Operator, which would also define a stable name for saved programs.
+// No Operator registers these two, because it would also define a stable name for saved programs.
 TORCH_LIBRARY_FRAGMENT(KERNELS_NAMESPACE, library) {
   library.def("set_linear_path(str name) -> ()", set_linear_path);
   library.def("float32_precision() -> str", float32_precision_name);

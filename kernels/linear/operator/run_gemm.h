@@ -213,8 +213,7 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
   const Path path = forced_path ? *forced_path : choose_path(product, gpu);
   if (path == Path::kTorch) return {};
 
-  // Ask the kernel. If it does not support the call, copies of operands were made in vain, and
-  // torch multiplies the operands themselves.
+  // Ask the kernel. If it does not support the call, torch multiplies the original operands.
   const ReadableOperands operands = make_operands_readable(inputs, rules_of(path, product));
   const GemmKernel kernel = kernel_of(path);
   LinearArguments call = arguments_of(product, operands, inputs.divisor, mask);

@@ -33,7 +33,8 @@ struct SkinnyConfig {
   static constexpr int kMaxClusterSize = 8;
   // The most k-tiles over which a lane should sum in float, so that few roundings add up.
   static constexpr int kMaxFloatKTiles = 4;
-  // The time that the end of a tile takes, in k-tiles, when the cluster size is chosen.
+  // An estimate of the time that the end of a tile takes, in k-tiles. The launch chooses the
+  // cluster size by it.
   static constexpr int kTileEndTime = 1;
 };
 

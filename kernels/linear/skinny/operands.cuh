@@ -127,7 +127,7 @@ class PrefetchedWeights {
 
   // Loads the weights of a k-step. They are 0 past the end of K and after the last tile.
   __device__ void load(int k_step) {
-    // From lane_first_k_ on.
+    // The distance along K from lane_first_k_.
     const int offset = k_tile_ * SkinnyConfig::kKTileDepth + k_step * SkinnyConfig::kKStepDepth;
     const bool exists =
         lane_first_k_ + offset < arguments_.whole_k() && tile_ < arguments_.weight_tiles;

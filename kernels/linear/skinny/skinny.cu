@@ -46,8 +46,8 @@
 //      fill no float4.
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
-// for it. For more rows they are in float. The cluster then has so many blocks, if possible, that
-// such a sum covers at most 4 k-tiles, so that few roundings add up. add_lanes always adds in
+// for it. For more rows they are in float. To keep their roundings few, such a sum covers at most 4
+// k-tiles, unless K is too long for that even in a cluster of 8 blocks. add_lanes always adds in
 // double; docs/EXPERIMENTS.md, "Few rows", has what that costs and gains.
 
 #include <algorithm>
