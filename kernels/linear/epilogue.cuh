@@ -17,15 +17,16 @@
 //   n is a multiple of the number     No vector crosses the end of a row, and all are aligned.
 //   of elements of its vectors
 //
-//   the divisor is a power of two     The kernel may multiply by 1 / divisor, and do so before it
-//   from 1 to 2^32                    adds the bias: sum / divisor + bias / divisor.
+//   the divisor is a power of two     The kernel multiplies by 1 / divisor. In half types it does
+//   from 1 to 2^32                    so before it adds the bias: sum / divisor + bias / divisor.
 //
 //   half types only: the call has     The fast epilogue of half types always applies ReLU
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
 // Dividing first gives the same results, except that results below 2^-100 may differ in their last
-// bit: the quotients do not overflow, and only a subnormal bias / divisor loses bits.
-// FastEpilogueConfig says why the divisor ends at 2^32.
+// bit: the quotients do not overflow, and only a subnormal bias / divisor loses bits. A positive z
+// below 2^-117 may become 0, and then its bit of the mask is 0. Divisors above 2^32 would do this
+// to larger z.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients in half
@@ -115,9 +116,8 @@ struct Divisor<float> {
 // The condition for a float32 tile to take the fast epilogue.
 struct FastEpilogueConfig {
   // The exponents of all rows of x and weight in the tile are within -40 .. 40. The fast epilogue
-  // scales a sum by 2^-exponent of its row of x, by 2^-exponent of its row of weight, and by
-  // 1 / divisor, which is from 2^-32 to 1. The product of the three is then from 2^-112 to 2^80, a
-  // normal float32, and so exact.
+  // multiplies a sum by one factor: 2^-exponent of its row of x times 2^-exponent of its row of
+  // weight. This factor is then from 2^-80 to 2^80, a normal float32, and so exact.
   static constexpr int kMaxExponent = 40;
 };
 

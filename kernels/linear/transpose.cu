@@ -5,7 +5,7 @@
 // Both matrices have adjacent elements in a row. Their rows may be further apart than they are
 // long, and may begin anywhere.
 //
-// run_gemm.h uses it for operands in a layout that no GEMM kernel reads.
+// run_gemm.h uses it for operands in a layout that the product's kernel cannot read.
 // sm90/gemm_one_product/launch.cuh uses it for a transposed weight when tiles have to be computed
 // again in TF32. docs/DESIGN.md compares its time with the time of torch's copy.
 //

@@ -1,6 +1,6 @@
 // The parts of Linear -> ReLU -> divide that the dispatcher runs before the kernels: autograd,
-// autocast, and the recording of traces. They call the operators by name, so that torch.compile and
-// torch.export see one operator for the forward and one for all gradients.
+// autocast, and the recording of traces. In a trace they call the operators by name, so that
+// torch.compile and torch.export see one operator for the forward and one for all gradients.
 //
 // An operator calls other operators in its own namespace, so most functions get a Namespace, as an
 // argument or as a template argument (torch_support/operators.h).
