@@ -145,7 +145,7 @@ struct Epilogue {
         divisor(call.divisor),
         call_is_fast(call.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
 
-  // The result for z, in the general and in the fast epilogue. Both keep NaN.
+  // The result for z, in the general epilogue and in the fast one of float32. Both keep NaN.
   //
   // They may differ in the sign of a zero: with ReLU, a z of -0.0 becomes +0.0 in the fast
   // epilogue, whose maximum of -0.0 and 0.0 is 0.0. The general one keeps -0.0 if the divisor is a
