@@ -34,8 +34,8 @@ def compile_and_load(**arguments: object) -> None:
     gets the function as an argument so that this file shows the call of `load_inline`, as other
     KernelBench solutions do.
 
-    Torch's build tools are imported here because their import takes a second. With all extensions
-    in the cache, these tools are needed only to read TORCH_CUDA_ARCH_LIST on a host without a GPU.
+    Torch's build tools are imported here, not at the top of the file, because their import takes a
+    second. It is not needed if all extensions are in the cache.
     """
     from torch.utils import cpp_extension
 
@@ -142,7 +142,8 @@ class LinearReluDivideNew(reference.LinearReluDivide):
 
         Args:
             x: `[..., K]` of any strides, of the parameters' dtype and device. The dtype is float32,
-                float64, float16 or bfloat16. Under autocast, x and the parameters may differ in it.
+                float64, float16 or bfloat16. Under autocast, the dtype of x may differ from
+                the parameters'.
 
         Returns:
             A dense tensor `[..., N]` on x's device. Its dtype is x's; under autocast, autocast's.

@@ -250,8 +250,8 @@ def _needed_names(
 ) -> set[str]:
     """Return the names that a class uses, and those that the definitions of these names use.
 
-    Only names that one of the files defines or imports are returned. The others are Python's own,
-    local, or from this project, such as `kernels`.
+    Names of Python itself, local names and names in `defined_by_template` are left out, and so is
+    the package `kernels`, which the bundle does not have.
 
     Args:
         class_text: the text of the class.

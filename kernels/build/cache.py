@@ -263,7 +263,7 @@ def process_name(process_id: str = "self") -> str:
         return ""
     # proc_pid_stat(5): id (program) state ..., where the program's name may contain anything. The
     # start time is field 22. Field 3, the state, is Z or X after the process has died.
-    number = text.split()[0]  # process_id, also if that is "self"
+    number = text.split()[0]  # the id in digits, even where process_id is "self"
     state, *fields_from_4 = text.rpartition(")")[2].split()
     start = fields_from_4[22 - 4]
     if state in ("Z", "X"):

@@ -114,8 +114,8 @@ def _make_extension(problem: str, sources: Mapping[str, str], tools: Toolchain) 
 def _is_loaded(extension: Extension) -> bool:
     """Return whether this process has already loaded a library of the extension's name.
 
-    Only the file's name is compared: if this process has built the library, the folder had another
-    name when the library was loaded.
+    Folders are not compared: a library that this process has built was loaded from the folder
+    `unfinished-...`, which was renamed afterwards.
     """
     return any(Path(library).stem == extension.name for library in torch.ops.loaded_libraries)
 
@@ -172,7 +172,8 @@ class _Builder:
 
     def _build_all(self, extensions: list[Extension]) -> None:
         """Build several extensions, each in a thread of its own; with MAX_JOBS=1, in one thread."""
-        # torch limits the compilers of one extension to MAX_JOBS.
+        # torch starts up to MAX_JOBS compilers for each extension. So two threads would run two
+        # compilers even with MAX_JOBS=1.
         threads = 1 if os.environ.get("MAX_JOBS") == "1" else len(extensions)
         cache.check_executable(self.folder)
         toolchain.check_tools(self.tools)
@@ -216,7 +217,7 @@ class _Builder:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
         toolchain.link_cuda_runtime(self.tools, build_folder)
-        namespace = f"-DKERNELS_NAMESPACE={extension.namespace}"
+        namespace_flag = f"-DKERNELS_NAMESPACE={extension.namespace}"
         speed_flags = toolchain.GCC_SPEED_FLAGS if self.tools.is_gcc else []
         # torch adds `_v1` to the name of an extension that this process builds a second time.
         # Removing torch's record of the first time prevents that.
@@ -225,9 +226,9 @@ class _Builder:
             name=extension.name,
             cpp_sources=_include_all(extension, ".cpp"),
             cuda_sources=_include_all(extension, ".cu") if self.tools.targets else None,
-            # The compilers run in build_folder, so the paths in -Ikernels and -L. begin there. Only
-            # .cpp files use the macros in `namespace` and cxx_flags.
-            extra_cflags=[*extension.cxx_flags, *speed_flags, namespace, "-Ikernels"],
+            # The compilers run in build_folder, so the paths in -Ikernels and -L. begin there. nvcc
+            # gets no -D flags: only .cpp files use the macros.
+            extra_cflags=[*extension.cxx_flags, *speed_flags, namespace_flag, "-Ikernels"],
             extra_cuda_cflags=["-Ikernels", *toolchain.cuda_flags(self.tools.targets)],
             extra_ldflags=["-fopenmp", "-L."],
             build_directory=str(build_folder),

@@ -66,8 +66,8 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compilers and GPUs of this machine.
 
-    The import of torch's build tools takes a second. Only `cuda_targets` needs them here, and only
-    to read TORCH_CUDA_ARCH_LIST.
+    torch's build tools are not imported here, because that takes a second. Only `cuda_targets`
+    imports them, if it has to read TORCH_CUDA_ARCH_LIST.
     """
     targets = cuda_targets()
     cuda_home = find_cuda_home() if targets else None
@@ -145,9 +145,9 @@ def compatible_targets(target: str) -> set[str]:
     A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
-    Two kinds of targets are compatible only with themselves: those with an "a", because only their
-    code has the kernels for their tensor cores, and PTX. PTX is needed only if the user has asked
-    for it, to take the build to GPUs that are not here.
+    Two kinds of targets are compatible only with themselves. One is PTX: it is needed only if the
+    user has asked for it, to take the build to GPUs that are not here. The other is targets with an
+    "a": only their code has the kernels for their tensor cores.
     """
     if target.endswith("a") or target.startswith("compute_"):
         return {target}
@@ -183,7 +183,7 @@ def cxx_compiler() -> str:
 
 
 def nvcc_compiler(cuda_home: Path) -> str:
-    """Return the path of the nvcc that torch calls if a toolkit is in `cuda_home`."""
+    """Return the path of the nvcc that torch calls when its CUDA_HOME is `cuda_home`."""
     chosen = os.environ.get("PYTORCH_NVCC")
     return chosen if chosen else str(cuda_home / "bin" / "nvcc")
 
@@ -250,7 +250,8 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
     cuda = torch.version.cuda
-    # With both variables empty there is no target (`cuda_targets`), and nvcc is not needed.
+    # If CUDA_VISIBLE_DEVICES and TORCH_CUDA_ARCH_LIST are empty, there is no target (see
+    # `cuda_targets`), and nvcc is not needed.
     variables = []
     if torch.cuda.is_available():
         variables.append("CUDA_VISIBLE_DEVICES=")

@@ -138,8 +138,8 @@ def budget_and_errors(
     Args:
         values: the reference's result for the draw that sets the budget.
         terms: the number of terms of the longest sum.
-        in_tf32: the flat result in float64 from operands rounded to TF32, if eager may use TF32;
-            None otherwise.
+        in_tf32: the flat result from operands rounded to TF32, if eager may use TF32; None
+            otherwise.
     """
     dtype = values.eager.dtype
     if values.exact is None:

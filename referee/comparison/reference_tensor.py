@@ -60,8 +60,8 @@ class ReferenceTensor:
         terms: the number of terms of the longest sum.
         element_limits: how far off each element may be; None if the budget decides. A result
             beyond them is still right if its errors are as small as eager's.
-        in_tf32: the result in float64 from operands rounded to TF32, if eager may use TF32; None
-            otherwise. The budget then allows the errors of this result, too.
+        in_tf32: the result from operands rounded to TF32, if eager may use TF32; None otherwise.
+            The budget then allows the errors of this result, too.
         must_equal_eager: whether only eager's values are right. For integers and booleans this is
             always so.
 

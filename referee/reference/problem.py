@@ -159,15 +159,12 @@ class Problem:
         eager_results = self.run(module, inputs)
         if self.float64_obstacle:
             return [ReferenceTensor(eager, None, self.terms) for eager in eager_results]
+        tf32_results = self._results_in_tf32(module, inputs, eager_results)
         exact_results = run_in_float64(self.file, module, inputs)
-        tf32_results: list[torch.Tensor | None] = [None] * len(eager_results)
-        operators = self.operators_in_tf32()
-        if operators:
-            tf32_results = run_in_tf32(self.file, module, inputs, operators)
         tensors = []
         for eager, exact, tf32 in zip(eager_results, exact_results, tf32_results, strict=True):
             tensors.append(ReferenceTensor(eager, exact, self.terms, in_tf32=tf32))
-        if self.gives_memory_back:  # float64 results take much memory
+        if self.gives_memory_back:  # exact results take much memory
             for tensor in tensors:
                 tensor.forget_exact()
         return tensors
@@ -284,6 +281,20 @@ class Problem:
     def operators_in_tf32(self) -> tuple[str, ...]:
         """Return parts of the names of the reference's operators that torch may compute in TF32."""
         return operators_in_tf32(self.operators, self.device, self.dtype)
+
+    def _results_in_tf32(
+        self, module: nn.Module, inputs: list, eager_results: list[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return a forward's results from operands rounded to TF32; None where TF32 is not allowed.
+
+        They are computed in float64 and converted to eager's dtypes, which take less memory. The
+        error of the conversion is far below that of TF32.
+        """
+        operators = self.operators_in_tf32()
+        if not operators:
+            return [None] * len(eager_results)
+        wide_results = run_in_tf32(self.file, module, inputs, operators)
+        return [x.to(eager.dtype) for x, eager in zip(wide_results, eager_results, strict=True)]
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -9,8 +9,10 @@ import torch
 from referee.checks import step_memory, values
 from referee.contestants import free_memory
 from referee.reference import in_parts, tf32
+from referee.reference.file import load
+from referee.reference.problem import Problem
 from referee.testing.graded import grade
-from referee.testing.texts import RELU, correct, module
+from referee.testing.texts import IMPORTS, RELU, correct, module
 
 CPU = torch.device("cpu")
 # The names of the files with a limit and the use, and the key of what Linux may take back.
@@ -114,3 +116,36 @@ def test_rounding_to_tf32_takes_little_more_memory_than_its_result():
     rounded = tf32._round_to_tf32(operand)
     assert rounded.shape == operand.shape
     assert torch.cuda.max_memory_allocated() - before <= result_bytes + 5 * part_bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_convolution_and_its_budget_take_at_most_five_times_its_tensors(tmp_path):
+    """Its results are also computed in float64, with operands in TF32 and without."""
+    convolution = f"""{IMPORTS}
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(64, 128, 1)
+
+    def forward(self, x):
+        return self.convolution(x)
+
+
+def get_inputs():
+    return [torch.rand(16, 64, 256, 256)]
+
+
+def get_init_inputs():
+    return []
+"""
+    path = tmp_path / "reference.py"
+    path.write_text(convolution)
+    problem = Problem("convolution", load(path), torch.device("cuda"))
+    assert problem.operators_in_tf32() == ("convolution",)
+    module = problem.construct(0)
+    inputs = problem.draw()
+    others = torch.cuda.memory_allocated() - problem.all_bytes
+    torch.cuda.reset_peak_memory_stats()
+    problem.reference_tensors(module, inputs)
+    assert torch.cuda.max_memory_allocated() - others <= 5 * problem.all_bytes
