@@ -29,7 +29,8 @@ PLAIN_TYPES = (Tensor, nn.Parameter)
 # A mode is ignored if the name of the Python module that defines its class begins with one of these
 # prefixes. `with torch.device(...)` sets a mode that changes only functions that make tensors.
 DEVICE_MODE_PREFIXES = ("torch.utils._device",)
-# The modes of `make_fx` and `torch.export` record our operators as they record torch's.
+# For Linear, the modes of `make_fx` and `torch.export` are ignored too, because they record our
+# operator as they record torch's.
 TRACER_MODE_PREFIXES = ("torch.fx.", "torch._export.")
 
 # torch's own functions. They are taken from the C++ bindings because other code may have replaced

@@ -91,9 +91,8 @@ enum class Precision {
 // half types the quotient is then rounded to out's dtype.
 //
 // Column n of out is made from row n of the weight. In the kernels, rows and columns are those of
-// out: `row` or `m` counts along M, and `column` or `n` along N, as `weight_row` does. In code that
-// copies, splits or converts a single operand, `row` is a row of that operand, which may be the
-// weight.
+// out: `row` or `m` counts along M, and `column`, `weight_row` or `n` along N. In code that copies,
+// splits or converts a single operand, `row` is a row of that operand, which may be the weight.
 //
 // linear/operator/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
 // linear/skinny/skinny.cu.
@@ -138,7 +137,7 @@ struct Transposition {
 };
 
 // The fused pass: the elementwise work before and after torch's own products, in any DType. float64
-// divides in double, all other types in float as LinearArguments says. Matrices are contiguous.
+// divides in double, all other types in float. Matrices are contiguous.
 
 // One call of its forward, in place: out = relu(out) / divisor. Before the call, out is the product
 // plus bias.

@@ -14,7 +14,7 @@ namespace kernels::relu {
 // The constants of relu_backward_strided_kernel.
 struct StridedConfig {
   static constexpr int kThreads = 256;
-  // Elements of a thread, kThreads apart, if the innermost dimension of grad_output has stride 1.
+  // Elements of a thread, kThreads apart, if grad_output has stride 1 in dimension 0 of its layout.
   // For any other stride one element is faster, and a thread has one (docs/EXPERIMENTS.md, "ReLU on
   // a GPU").
   static constexpr int kElements = 4;

@@ -47,8 +47,8 @@ struct SizeLimits {
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector
-  // wins because its code is shorter. For more bytes, one vector wins as well. docs/EXPERIMENTS.md,
-  // "ReLU on a GPU", has the times.
+  // wins because its code is shorter. For more bytes, one vector wins as well
+  // (docs/EXPERIMENTS.md, "ReLU on a GPU").
   static constexpr int64_t kFourVectorsBegin = 512 << 10;
   static constexpr int64_t kFourVectorsEnd = 20 << 20;
 };

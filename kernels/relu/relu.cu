@@ -13,8 +13,9 @@
 // This file launches them; relu_op.cpp calls it through launchers.h.
 //
 // Shapes: x, out, grad_output and grad_input have n elements of one dtype. The kernels see them as
-// flat arrays that begin at multiples of 16 bytes; only a strided or constant grad_output may begin
-// anywhere. A constant one has a single element.
+// flat arrays that begin at multiples of 16 bytes, with two exceptions: a constant grad_output is a
+// single element at any address, and relu_backward_strided_kernel reads a grad_output of any
+// strides at any address.
 // The mask has (n + 7) / 8 bytes. Bit i % 8 of byte i / 8 belongs to element i.
 //
 // Why no kernel can be much faster: ReLU does one comparison for each element, which costs nothing

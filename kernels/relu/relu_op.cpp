@@ -102,7 +102,7 @@ std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayR
                                  grad.is_contiguous(at::MemoryFormat::ChannelsLast);
   if (layout->is_dense() && has_known_strides && is_aligned(grad)) return layout;
 
-  // The kernel for all other layouts exists only for GPUs, and counts elements in 32 bits.
+  // The kernel for all other layouts exists only for GPUs, and takes fewer than 2^31 elements.
   const auto is_one = [](int64_t size) { return size == 1; };
   const bool has_size_one = std::any_of(grad.sizes().begin(), grad.sizes().end(), is_one);
   const bool fits_kernel = grad.is_cuda() && grad.numel() < int64_t{1} << 31;
