@@ -16,7 +16,7 @@ namespace {
 // ------------------------------------------------------------------ selections without branches
 
 // All bits 1 if the condition holds, else 0. x & ones_if(condition) selects without ?:, which
-// compilers turn into branches.
+// compilers may turn into a branch.
 template <typename Bits>
 constexpr Bits ones_if(bool condition) {
   return static_cast<Bits>(-static_cast<Bits>(condition));
@@ -108,7 +108,7 @@ struct Float16 {
 
   static constexpr uint16_t narrow(float x) {
     constexpr int32_t kLeastNormal = 113 << 23;  // 2^-14
-    constexpr int32_t kTooLarge = 143 << 23;     // 2^16, which rounds to infinity
+    constexpr int32_t kTooLarge = 143 << 23;     // 2^16; numbers from 65520 on round up to it
     constexpr int32_t kInfinityOfFloat32 = 0x7f800000;
     const uint32_t bits = Float32::narrow(x);
     const int32_t magnitude = bits & 0x7fffffff;

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #ifdef __SSE2__
-#include <emmintrin.h>  // immintrin.h takes GCC 0.4 s
+#include <emmintrin.h>  // immintrin.h takes GCC 0.4 s to compile
 #endif
 
 #include "common/sizes.h"

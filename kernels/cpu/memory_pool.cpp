@@ -178,7 +178,7 @@ Header* map_block(size_t bytes) {
 }  // namespace
 
 void* take_memory(size_t bytes) {
-  if (bytes > SIZE_MAX / 2) return nullptr;  // the sums below would overflow
+  if (bytes > SIZE_MAX / 2) return nullptr;  // adding to it could overflow
   bytes = round_up_to_huge_pages(bytes);
   Header* header = pool().take(bytes);
   if (header == nullptr) header = map_block(bytes);

@@ -24,7 +24,7 @@ template <typename T, bool kRelu = false>
 __device__ uint32_t pack(float first, float second) {
   constexpr bool kIsFloat16 = std::is_same_v<T, __half>;
   uint32_t pair;
-  // The instruction's first operand is the high 16 bits.
+  // The instruction's first source operand is the high 16 bits.
   if constexpr (kIsFloat16 && kRelu) {
     asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   } else if constexpr (kIsFloat16) {

@@ -11,8 +11,7 @@ namespace kernels::ptx {
 // ----------------------------------------------------------------------------------- shared memory
 
 // mov: returns the 32-bit address of `pointer`, which points into shared memory. Because the asm is
-// volatile, the address stays in a register. Otherwise nvcc may compute the address again at every
-// use, which costs a hundred cycles in a loop.
+// volatile, the address stays in a register. Otherwise nvcc may compute it again at every use.
 __device__ inline uint32_t shared_address(const void* pointer) {
   uint32_t address;
   asm volatile("mov.b32 %0, %1;"

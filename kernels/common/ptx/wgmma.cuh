@@ -94,8 +94,8 @@ constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 
 // A thread has n / 2 of the accumulators d, each of which is an operand of the asm statement. These
 // macros list them: KERNELS_REGISTERS_32(d) is "+f"(d[0]), ..., "+f"(d[31]), and KERNELS_NUMBERS_32
-// is "%0, ..., %31". They are made of KERNELS_REGISTERS_8(d, i) and KERNELS_REGISTERS_16(d, i),
-// which begin at d[i].
+// is "%0, ..., %31". The lists of registers are made of KERNELS_REGISTERS_8(d, i) and
+// KERNELS_REGISTERS_16(d, i), which begin at d[i].
 #define KERNELS_REGISTERS_8(d, i)                                                             \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])

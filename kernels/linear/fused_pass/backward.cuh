@@ -1,9 +1,9 @@
 // The kernels of the fused pass's backward, which fused_pass.cu launches:
 //
-//   backward_kernel        grad_z = mask bit ? grad_output / divisor : 0; for each block of rows,
-//                          the sums of the columns of grad_z
+//   backward_kernel    grad_z = mask bit ? grad_output / divisor : 0; for each block of rows,
+//                      the sums of the columns of grad_z
 //
-//   add_partials_kernel    grad_bias, the totals of those sums
+//   grad_bias_kernel   grad_bias, the totals of those sums
 
 #pragma once
 
@@ -25,8 +25,8 @@ struct BackwardConfig {
   // Rows that a thread loads before it stores the first. docs/EXPERIMENTS.md, "The fused pass", has
   // the times of one row and of four.
   static constexpr int kRowsInFlight = 2;
-  // A thread adds up the rows of each row group, and then the sums of its row groups, so that the
-  // rounding error stays small however many rows it has.
+  // A thread adds up its rows in row groups of this many rows, and then the sums of the row groups,
+  // so that the rounding error stays small however many rows it has.
   static constexpr int kRowGroupSize = 64;
   static_assert(kRowGroupSize % kRowsInFlight == 0, "the rows in flight are of one row group");
   // The grid has about as many blocks as this number of multiprocessors runs at once; an H200 has
@@ -130,6 +130,7 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
   for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = totals[j];
   __syncthreads();
   const int element = threadIdx.x / 32;  // this warp adds up this element of the vectors
+  // In the lanes that continue, `vector` is the number of the lane.
   if (threadIdx.x % 32 >= strip_width || element >= elements.count) return;
   Compute<T> sum{0};
 #pragma unroll
@@ -266,8 +267,8 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   }
 }
 
-// The constants of add_partials_kernel.
-struct AddPartialsConfig {
+// The constants of grad_bias_kernel.
+struct GradBiasConfig {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kColumns = 32;  // one for each lane
@@ -279,11 +280,11 @@ struct AddPartialsConfig {
 // w + 16 and so on, and then warp 0 adds up the sums of the warps. One warp alone would be slow: a
 // narrow matrix has many rows of sums, and the warp would wait for L2 many times.
 template <typename T>
-__global__ void __launch_bounds__(AddPartialsConfig::kThreads)
-    add_partials_kernel(const Compute<T>* sums, int64_t rows, int64_t n, T* grad_bias) {
+__global__ void __launch_bounds__(GradBiasConfig::kThreads)
+    grad_bias_kernel(const Compute<T>* sums, int64_t rows, int64_t n, T* grad_bias) {
   start_next_kernel();
-  constexpr int kWarps = AddPartialsConfig::kWarps;
-  constexpr int kColumns = AddPartialsConfig::kColumns;
+  constexpr int kWarps = GradBiasConfig::kWarps;
+  constexpr int kColumns = GradBiasConfig::kColumns;
   static_assert(
       BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(sizeof(T)) <=
           BackwardConfig::kRowGroupSize * kWarps,

@@ -31,7 +31,8 @@ void widen_block(const typename E::Bits* __restrict__ x, typename E::Compute* __
 
 #ifdef __F16C__
 // divide_block and widen_block for float16, by the machine's instructions that convert eight
-// numbers. They take less than a fifth of the time of the loops above.
+// numbers. They take less than a fifth of the time of the loops above. They are called as the
+// compilers' built-in functions, because immintrin.h takes GCC 0.4 s to compile.
 typedef float EightFloats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef short EightHalves __attribute__((vector_size(16), aligned(2), may_alias));
 

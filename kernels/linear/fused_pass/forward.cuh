@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   // Threads after the last vector take part in the exchange of bits, as if their row were empty.
   const int64_t row_end = vector < all_vectors ? n : 0;
   const RowVector<T> elements(first_column, row_end, is_aligned);
-  out += row * n + elements.first_column;
+  out += row * n + first_column;
   Vector<T> z = elements.load(out);
   uint32_t bits = 0;
 #pragma unroll
@@ -84,11 +84,10 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   }
   elements.store(out, z);
   if (mask == nullptr) return;
-  const int place = static_cast<int>(elements.first_column % MaskLayout::kColumns);  // in its byte
+  const int place = static_cast<int>(first_column % MaskLayout::kColumns);  // in its byte
   bits = combine_bits<T>(bits << place);
   if (place != 0 || elements.count == 0) return;
-  mask[row * bytes_of_bits(n) + elements.first_column / MaskLayout::kColumns] =
-      static_cast<uint8_t>(bits);
+  mask[row * bytes_of_bits(n) + first_column / MaskLayout::kColumns] = static_cast<uint8_t>(bits);
 }
 
 }  // namespace kernels::fused_pass

@@ -4,9 +4,9 @@
 //   linear_fused_pass            Forward, after torch's product has written z = x weight^T + bias
 //                                to out: out = relu(out) / divisor in place, and the mask for
 //                                backward (forward.cuh).
-//   linear_fused_pass_backward   Backward, before the products of the other gradients: grad_z =
-//                                grad_output / divisor where the mask's bit is 1, else 0. Also
-//                                grad_bias, the sum of each column of grad_z (backward.cuh).
+//   linear_fused_pass_backward   Backward, before the products for grad_x and grad_weight:
+//                                grad_z = grad_output / divisor where the mask's bit is 1, else 0.
+//                                Also grad_bias, the sum of each column of grad_z (backward.cuh).
 //
 // Shapes: out, grad_output and grad_z [m, n], contiguous, of any floating dtype; grad_bias [n];
 // mask [m, (n + 7) / 8] bytes. Each row of the mask begins with a byte of its own, and bit j % 8 of
@@ -60,8 +60,8 @@ int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_
     const int status =
         launch<backward_kernel<T>>(blocks, BackwardConfig::kThreads, stream, arguments);
     if (status != cudaSuccess || call.grad_bias == nullptr) return status;
-    return launch<add_partials_kernel<T>>(
-        blocks_of(call.n, AddPartialsConfig::kColumns), AddPartialsConfig::kThreads, stream,
+    return launch<grad_bias_kernel<T>>(
+        blocks_of(call.n, GradBiasConfig::kColumns), GradBiasConfig::kThreads, stream,
         static_cast<const Compute<T>*>(arguments.sums), grid.blocks_of_strip, call.n,
         static_cast<T*>(call.grad_bias));
   });
