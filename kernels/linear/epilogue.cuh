@@ -23,8 +23,8 @@
 //   half types only: the call has     The fast epilogue of half types always applies ReLU
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
-// Dividing first gives the same results, except that results below 2^-100 may differ in their last
-// bit: the quotients do not overflow, and only a subnormal bias / divisor loses bits. A positive z
+// Dividing first gives the same results, because the quotients do not overflow. Only a subnormal
+// bias / divisor loses bits, so results below 2^-100 may differ in their last bit. A positive z
 // below 2^-117 may become 0, and then its bit of the mask is 0. Divisors above 2^32 would do this
 // to larger z.
 //
@@ -115,9 +115,9 @@ struct Divisor<float> {
 
 // The condition for a float32 tile to take the fast epilogue.
 struct FastEpilogueConfig {
-  // The exponents of all rows of x and weight in the tile are within -40 .. 40. The fast epilogue
-  // multiplies a sum by one factor: 2^-exponent of its row of x times 2^-exponent of its row of
-  // weight. This factor is then from 2^-80 to 2^80, a normal float32, and so exact.
+  // All rows of x and weight in the tile were scaled by 2^exponent with an exponent from -40 to 40.
+  // The fast epilogue multiplies a sum by one factor: 2^-exponent of its row of x times 2^-exponent
+  // of its row of weight. This factor is then from 2^-80 to 2^80, a normal float32, and so exact.
   static constexpr int kMaxExponent = 40;
 };
 

@@ -34,8 +34,8 @@ namespace kernels::transpose_tiles {
 // The constants of transpose_kernel and of its launch.
 struct TransposeConfig {
   static constexpr int kTile = 64;  // elements a side of a tile
-  // Floats from one row of the tile to the next in shared memory. The odd number places the
-  // elements of a column in different banks.
+  // Floats from one row of the tile to the next in shared memory. The odd number spreads the
+  // elements of a column over all banks.
   static constexpr int kPitch = kTile + 1;
   static constexpr int kThreads = 256;  // of a block
   static constexpr int kVector = 4;     // neighbouring elements that a thread moves at a time

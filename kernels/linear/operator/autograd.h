@@ -127,8 +127,8 @@ struct LinearReluDivideBackward : Node {
 
   // Computes gradients that can be differentiated once more.
   //
-  // In eager, the derivative of grad_x by bias is zeros, not None: threshold_backward has an edge
-  // to ReLU's node, because ReLU's output is one of its inputs. Here the unpacked mask takes the
+  // In eager, ReLU's output is an input of threshold_backward, whose node has an edge to ReLU's.
+  // Therefore the derivative of grad_x by bias is zeros, not None. Here the unpacked mask takes the
   // output's place, so it gets an edge to this node.
   Gradients differentiable_gradients(const BackwardInputs& inputs) {
     const Tensor unpacked_mask = unpack_mask(inputs).detach();

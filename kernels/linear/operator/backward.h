@@ -121,8 +121,8 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   return grad;
 }
 
-// Returns whether to try run_gemm for a product in float32. At `high`, the only kernel used for
-// gradients is that of the path sm90, even if another path is forced.
+// Returns whether to try run_gemm for a product in float32. At `high`, gradients use sm90 or
+// torch, even if another path is forced.
 inline bool should_try_gemm_in_float32() {
   const bool is_highest = float32_precision() == Precision::kHighest;
   const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
@@ -172,8 +172,8 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
 }
 
 // Computes the gradients of x and weight that are needed, from grad_z. `multiply` is
-// multiply_matrices or multiply_by_torch. Weight's gradient comes first: it reads grad_z while the
-// L2 cache still has it.
+// multiply_matrices or multiply_by_torch. Weight's gradient comes first: it reads grad_z down the
+// columns, while the L2 cache still has it.
 template <typename Multiply>
 Gradients gradients_from_grad_z(const BackwardInputs& inputs, const GradZAndBias& grad,
                                 const Multiply& multiply) {

@@ -79,16 +79,16 @@ struct Product {
   // x is column-major: elements of a column are adjacent, and elements of a row are not. In
   // float32 it is copied first.
   bool x_is_transposed;
-  // The weight is row-major, and its rows can be read by 16-byte vectors. Any other weight is
-  // copied first, or read as its transpose.
+  // The weight is row-major, and its rows can be read by 16-byte vectors. The paths skinny and sm90
+  // copy any other weight first, or read it as its transpose.
   bool weight_has_vector_rows;
 
   bool is_float32() const { return dtype == DType::kFloat32; }
   bool is_highest() const { return precision == Precision::kHighest; }
 };
 
-// The least K of these kernels. The benchmark `path-grid`, which checks the limits of this file,
-// has no forwards with a shorter K.
+// The least K of these kernels. For forwards it is the shortest K of the benchmark `path-grid`,
+// which checks the limits of this file.
 constexpr int64_t kLeastKAtHighest = 16;      // fp16x3, and skinny.cu from 17 rows of x on
 constexpr int64_t kLeastKOfOneProduct = 256;  // gemm_one_product
 
@@ -111,9 +111,8 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / elements_of_full_waves;
 }
 
-// Returns whether the path skinny takes less time than every other path, for a float32 forward that
-// is not empty. With few rows, the tiles of the tensor-core kernels would consist mostly of
-// padding.
+// Returns whether the path skinny wins, also against the path sm90, for a float32 forward that is
+// not empty. With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
 //
 //   rows of x      skinny wins if                            at
 //   1 to 8         tiles <= 4, or K >= 512                   `highest` and `high`
@@ -221,7 +220,7 @@ inline bool sm90_fp16x3_wins(const Product& product) {
 //
 //   torch   2 M N K                   cuBLAS's product in TF32, which has half the rate of fp16
 //           + 512 M N                 the fused pass, in a forward
-//   ours    M N K / utilization       of the waves
+//   ours    M N K / utilization       the product: each wave takes as long as a full one
 //           + 576 (M + N) K           the conversion of x and of the weight to fp16
 //           + 256 M K                 the copy of a transposed x
 //           + 2^32                    the start of several kernels instead of one or two

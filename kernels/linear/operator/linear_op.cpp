@@ -17,8 +17,8 @@
 // registered in this build's own namespace alone:
 //
 //   set_linear_path(name)
-//       Makes each later product on a GPU take the path of this name; "auto" leaves the choice to
-//       choose_path again.
+//       Makes later products on a GPU take the path of this name, except for gradients that
+//       should_try_gemm leaves to torch. "auto" leaves the choice to choose_path again.
 //   float32_precision()
 //       Returns the precision that torch's settings ask for: "high" or "highest".
 //

@@ -19,8 +19,8 @@
 
 namespace kernels {
 
-// The path that the operator set_linear_path forces on every product, so that tests can run every
-// kernel on every size. If it is empty, choose_path decides.
+// The path that the operator set_linear_path forces on all calls of run_gemm, so that tests can run
+// every kernel on every size. If it is empty, choose_path decides.
 inline std::optional<Path> forced_path;
 
 #ifdef KERNELS_WITH_CUDA

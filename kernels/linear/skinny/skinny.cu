@@ -45,7 +45,7 @@
 //   3. add_rest_and_bias adds the bias, and the products of the last k % 4 elements of K, which
 //      fill no float4.
 //
-// Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, which leaves the time
+// Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, because there is time
 // for it. For more rows they are in float. To keep their roundings few, such a sum covers at most 4
 // k-tiles, unless K is too long for that even in a cluster of 8 blocks. add_lanes always adds in
 // double; docs/EXPERIMENTS.md, "Few rows", has what that costs and gains.
@@ -143,7 +143,7 @@ int known_active_clusters(int cluster_size) {
   Grid one_cluster{};
   one_cluster.blocks = cluster_size;
   one_cluster.threads = SkinnyConfig::kThreads;
-  one_cluster.shared_bytes = SkinnyConfig::kMaxBytes;
+  one_cluster.shared_bytes = SkinnyConfig::kMaxBytes;  // the most that a launch uses
   one_cluster.cluster_size = cluster_size;
   const int clusters = count_active_clusters(skinny_kernel<kTileRows>, one_cluster);
   if (device < kDevices) known[device][cluster_size] = clusters;
@@ -182,7 +182,7 @@ Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_t
   const int clusters_of_x_tile = std::max(active_clusters / x_tiles, 1);
   const int64_t tiles_each = divide_up(arguments.weight_tiles, clusters_of_x_tile);
   // As few clusters as are needed if each computes tiles_each tiles of the weight.
-  const int clusters = x_tiles * blocks_of(arguments.weight_tiles, tiles_each);
+  const int clusters = static_cast<int>(x_tiles * divide_up(arguments.weight_tiles, tiles_each));
   const int64_t waves = divide_up(x_tiles, active_clusters);
 
   Clusters result;
@@ -199,7 +199,7 @@ template <int kTileRows>
 Clusters choose_clusters(const SkinnyArguments& arguments) {
   Clusters best;
   for (int size = 1; size <= SkinnyConfig::kMaxClusterSize; size *= 2) {
-    const int k_tiles = blocks_of(arguments.k, SkinnyConfig::kKTileDepth * size);
+    const int k_tiles = static_cast<int>(divide_up(arguments.k, SkinnyConfig::kKTileDepth * size));
     if (!allows_k_tiles<kTileRows>(k_tiles, size)) continue;
     const Clusters clusters = divide_work<kTileRows>(arguments, size, k_tiles);
     if (clusters.time < best.time) best = clusters;
@@ -244,9 +244,9 @@ namespace kernels::cuda {
 
 bool linear_skinny_supports(const LinearArguments& call) {
   using skinny::SkinnyConfig;
-  // The largest K for which one row of x fits into the shared memory of the largest cluster, beside
-  // the two buffers for sums. The row's elements are double, as the sums are. A k-tile is
-  // subtracted because K of a block is rounded up to whole k-tiles.
+  // Up to this K, one row of x fits into the shared memory of the largest cluster, beside the two
+  // buffers for sums. The row's elements are double, as the sums are. A k-tile is subtracted because
+  // K of a block is rounded up to whole k-tiles.
   constexpr int64_t kElementsPerBlock = SkinnyConfig::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
       SkinnyConfig::kMaxClusterSize *

@@ -158,10 +158,11 @@ struct FinishedTile {
   int first_column;
 };
 
-// Stores one result of a tile, and a byte of the tile's mask, whose 8 results are those of this
-// lane and its 7 neighbours. A tile [kTileRows][32] has 4 bytes in each row: byte b is in row
-// b / 4, and its columns begin at b % 4 * 8. All lanes of a warp call it. Nothing is stored for a
-// byte past the tile's last, and for rows and columns past those of out.
+// Stores this lane's result of a tile. Eight neighbouring lanes have the results of one byte of the
+// tile's mask, and the first of them also stores that byte. A tile [kTileRows][32] has 4 bytes in
+// each row: byte b is in row b / 4, and its columns begin at b % 4 * 8. All lanes of a warp call
+// this function. Nothing is stored for a byte past the tile's last, and for rows and columns past
+// those of out.
 template <int kTileRows>
 __device__ __forceinline__ void store_byte_of_tile(const SkinnyArguments& arguments,
                                                    const FinishedTile& tile, int byte, int lane) {
