@@ -245,7 +245,7 @@ namespace kernels::cuda {
 bool linear_skinny_supports(const LinearArguments& call) {
   using skinny::SkinnyConfig;
   // Up to this K, one row of x fits into the shared memory of the largest cluster, beside the two
-  // buffers for sums. The row's elements are double, as the sums are. A k-tile is subtracted because
+  // buffers for sums. The row's elements are double, as the sums are. A k-tile is subtracted, as
   // K of a block is rounded up to whole k-tiles.
   constexpr int64_t kElementsPerBlock = SkinnyConfig::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
