@@ -1,5 +1,5 @@
-// Linear -> ReLU -> divide in float32 at `highest`, on GPUs from sm_80 on whose blocks can have 128
-// KiB of shared memory. sm_86, sm_89 and sm_120 have less (linear_sm80_supports).
+// Linear -> ReLU -> divide in float32 at `highest`, on sm_80 and newer GPUs. A block needs 128 KiB
+// of shared memory, which sm_86, sm_89 and sm_120 do not have (linear_sm80_supports).
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
 //
@@ -51,7 +51,8 @@ struct SplitRowsConfig {
 
 // Splits the rows of two matrices with the same k: those of `first`, then those of `second`. A
 // block splits one row at a time. Matrix is always split::ScaledMatrix. The kernel is a template
-// because nvcc compiles templates only where they are used, and this one only if is_built().
+// because nvcc compiles templates only where they are used, and this one is used only if
+// is_built().
 template <typename Matrix>
 __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
     split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,

@@ -26,8 +26,8 @@ namespace kernels::sm90 {
 // global memory, and the boxes that TMA copies. The host makes it, and passes it to the kernel as
 // an argument.
 //
-// A row of a box is a row of a k-tile, split::kKTileRowBytes. TMA swizzles its 16-byte vectors in
-// shared memory, so that wgmma reads them without bank conflicts.
+// A row of a box is as long as a row of a k-tile, split::kKTileRowBytes. TMA swizzles its 16-byte
+// vectors in shared memory, so that wgmma reads them without bank conflicts.
 
 // The type of a tensor's elements, as tensor maps name it.
 template <typename T>

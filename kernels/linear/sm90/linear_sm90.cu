@@ -30,7 +30,7 @@
 //   linear_sm90.cu                       decides which kernels run, and in which order
 //   split_x.cuh, sample_weight.cuh       split_x; split/split.cuh explains hi and lo
 //   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
-//   launch_gemm.cuh                      for the launches of both GEMM kernels
+//   launch_gemm.cuh                      tensor maps and the launch, for both GEMM kernels
 //   pipeline.cuh, copy_subtile.cuh       for both GEMM kernels
 //
 // (`nonfinite` is in split/, `transpose` in transpose.cu.) run_gemm.h calls the functions in
@@ -69,7 +69,8 @@ void launch_highest(const LinearArguments& call, cudaStream_t stream) {
   // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
   const Epilogue<float> epilogue(call, /*vector_size=*/2);
   gemm_fp16x3::launch_twice(call, workspace, epilogue, stream);
-  // It is last because the second launch finds which rows of the weight hold infinity or NaN.
+  // This kernel is last because the GEMM's second launch finds which rows of the weight hold
+  // infinity or NaN.
   nonfinite::launch(workspace.x, workspace.weight, call.k, epilogue, workspace.has_nonfinite,
                     stream, /*has_pdl=*/true);
 }

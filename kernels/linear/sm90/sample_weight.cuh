@@ -28,21 +28,21 @@ struct SampleConfig {
   static constexpr int kTargetWithLo = 9;
 
   // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below 2^127 to
-  // less than 2^16, where fp16 ends. A smaller factor would only cost small elements their bits.
-  // (Elements from 2^127 on may overflow, and their rows are then left to the second launch.) The
-  // maximum is the largest exponent whose power of two is a float.
+  // less than 2^16, where fp16 ends, and a smaller one would cost small elements their bits.
+  // Elements from 2^127 on overflow, so their rows are left to the second launch. The maximum is
+  // the largest exponent whose power of two is a float.
   static constexpr int kMinExponentWithLo = -111;
   static constexpr int kMaxExponentWithLo = 127;
 
-  // For hi alone, the mean of the exponents of the spans' largest elements, rounded down, becomes
-  // this exponent. So their geometric mean is scaled into about [2^2, 2^3). An element overflows
-  // fp16 if it is about 2^13 times as large as the mean, and is subnormal if it is about 2^16 times
-  // smaller. A row with an overflow or with many subnormals needs TF32
+  // For hi alone, the row's scale moves the mean of the exponents of the spans' largest elements,
+  // rounded down, to this exponent. So their geometric mean is scaled into about [2^2, 2^3). An
+  // element overflows fp16 if it is about 2^13 times as large as the mean, and is subnormal if it
+  // is about 2^16 times smaller. A row with an overflow or with many subnormals needs TF32
   // (gemm_one_product/kernel.cuh). The maximum of an exponent is kMaxExponentWithoutLo.
   static constexpr int kTargetWithoutLo = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,
-              "a lane reads 4 x 4 elements: 4 vectors along K or, if transposed, along the rows");
+              "a lane reads 4 x 4 elements: 4 vectors along K or, if transposed, along N");
 
 // Returns the largest magnitude in a row of k elements, which are `stride` elements apart; infinity
 // if the row holds infinity or NaN. A row with stride 1 is aligned to 16 bytes. All lanes of a warp

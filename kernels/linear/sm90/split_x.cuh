@@ -59,6 +59,7 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (splits_x) {
     const bool warp_has_row = splitter == split::Splitter::kWarp;
+    // The row of x. The warps of the sampling blocks come before those that split x.
     const int64_t m = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
     if (m < x.rows) split::split_row(x, form, m, k, splitter);
     return;

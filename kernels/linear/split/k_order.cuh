@@ -1,8 +1,8 @@
 // K order: the order of the 16 elements of K of one wgmma in the fp16x3 GEMM of sm90/.
 //
-// The order is free: a sum over K is the same in any order, as long as x and the weight have the
-// same one. This order lets a lane load four neighbouring elements of the weight by one access. In
-// wgmma's layout of operand A, each lane of a warp holds four places along K. Lane 4 g + c, with
+// The order is free: a sum over K has the same terms in any order, as long as x and the weight have
+// the same one. This order lets a lane load four neighbouring elements of the weight by one access.
+// In wgmma's layout of operand A, each lane of a warp holds four places along K. Lane 4 g + c, with
 // g = 0 - 7 and c = 0 - 3, holds the places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9. They get the
 // elements 4 c to 4 c + 3:
 //

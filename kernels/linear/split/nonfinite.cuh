@@ -128,9 +128,9 @@ __device__ __forceinline__ void sum_nonfinite_terms(
   warp_sums[warp][lane] = sum;
 }
 
-// Stores the results of a tile, and their bits of the mask. Each lane of the first warp has the z
-// of a result, in this row and column of out. If is_replaced, the result and the bit replace those
-// that the GEMM has stored. All lanes of the warp call it.
+// Stores the results of a tile, and their bits of the mask. Each lane of the first warp has z, the
+// sum plus bias, of the result in this row and column of out. If is_replaced, the result and the
+// bit replace those that the GEMM has stored. All lanes of the warp call it.
 //
 // The eight lanes of a row of x share a byte of the mask, which the first of them stores. Example:
 // lanes 8 to 15 have the second row, so lane 8 takes bits 8 to 15 of both ballots.
@@ -168,9 +168,9 @@ __device__ __forceinline__ void replace_results(
 }
 
 // Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. It takes
-// kThreads of them at once: each thread finds out whether one of them has work, that is, a
-// kNonfinite row of x or of the weight. Then all threads together compute the tiles that have work,
-// one after the other.
+// kThreads of them at once, one for each thread. The thread finds out whether its tile has work,
+// that is, a kNonfinite row of x or of the weight. Then all threads together compute the tiles that
+// have work, one after the other.
 //
 // has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
 // pointer is null.

@@ -4,8 +4,8 @@
 // fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on. A smaller hi is subnormal and
 // has fewer bits, and lo, which would have the others, is not made.
 //
-// This file has the limit, and the count of a row of x, which split_row makes.
-// sm90/gemm_one_product/converter_subnormals.cuh counts the weight's.
+// This file has the limit, and counts the subnormals of x for split_row.
+// sm90/gemm_one_product/converter_subnormals.cuh counts those of the weight.
 
 #pragma once
 

@@ -158,8 +158,7 @@ struct MmaFragments {
 
 // A warp's results. The indices of both arrays: fragment of x, fragment of the weight, register.
 struct Results {
-  // The promoted sums of all k-tiles. They are 2^11 times too large. So are the lo products, to
-  // which the rounding error of each promotion is added.
+  // The promoted sums of all k-tiles, in lo's scale: 2^11 times too large.
   float sums[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
   // The tensor cores add the products of one k-tile to these.
   float accumulators[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
