@@ -73,9 +73,10 @@ struct Fp16x3Config {
   // ----- The promotion interval
   //
   // Hi products are added to the float32 sums after every 32 of K. From K = kInterval64FromK on,
-  // that is after every 64, and from kInterval128FromK on after every 128. (Lo products are always
-  // added up over a k-group: mainloop.cuh.) A short interval is more accurate, but takes more time.
-  // The error bound grows with K, so a longer K allows a longer interval (docs/SPLIT.md).
+  // they are added after every 64, and from kInterval128FromK on after every 128. (Lo products are
+  // always added up over a k-group: mainloop.cuh.) A short interval is more accurate, but takes
+  // more time. The error bound grows with K, so a longer K allows a longer interval
+  // (docs/SPLIT.md).
   static constexpr int kInterval64FromK = 2048;
   static constexpr int kInterval128FromK = 4096;
 

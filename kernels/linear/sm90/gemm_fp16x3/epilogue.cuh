@@ -175,16 +175,16 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
 
 // ----- the epilogues
 
-// Lanes 4 * g + c with the same c have the same rows. Two lanes whose numbers differ only by
+// Lanes 4 * g + c with the same c have the same rows. Two lanes whose numbers differ only in
 // kLaneBitOfTwoColumns have columns that are two apart, for example lanes 0 and 8 columns 0 and 2.
-// If they differ only by kLaneBitOfFourColumns, the columns are four apart.
+// If they differ only in kLaneBitOfFourColumns, the columns are four apart.
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
 static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &&
                   weight_row_at_operand_row(1) == weight_row_at_operand_row(0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
-// Marks row n of the weight for the second launch (RowState), as a sum of column n is not finite.
+// Marks row n of the weight for the second launch (RowState): a sum of column n is not finite.
 __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
   if (args.is_second_launch || n >= args.epilogue.n) return;
   args.weight.row_state[n] = split::kOverflowed;
@@ -359,7 +359,7 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
 //   lane + 8                  columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
 //
 // own_sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second
-// column. Of the row that it has afterwards, `kept` are the thread's own two columns, and
+// column. `kept` are the thread's own two columns of the row that it has afterwards, and
 // `received` the other lane's two. has_second_row is true in the lane with the bit. All lanes of a
 // warp call it.
 __device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_second_row,

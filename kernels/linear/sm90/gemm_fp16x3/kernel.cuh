@@ -115,7 +115,7 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
                                              Fp16x3SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
-  // The first row of the weight of the warp and of the thread, counted from the block's first.
+  // The warp's first row of the weight, and the thread's, both counted from the block's first.
   const int warp_n_in_block = threadIdx.x / 32 * Fp16x3Config::kWarpWeightRows;
   const int n_in_block = warp_n_in_block + weight_row_at_operand_row(g);
   Fp16x3Consumer<kPromotionInterval> consumer(shared_base, lane, n_in_block);
@@ -132,8 +132,8 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
       ptx::barrier_sync(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }
     const int rows = args.tiles.rows_of(tile).size;
-    const bool lets_second_start = warpgroup == 0;
-    consumer.run_mainloop(rows, work.k_groups(), lets_second_start, &state);
+    const bool is_first_warpgroup = warpgroup == 0;
+    consumer.run_mainloop(rows, work.k_groups(), is_first_warpgroup, &state);
 
     // Epilogue.
     sync_with_loader(warpgroup);

@@ -151,7 +151,7 @@ constexpr bool finds_all_vectors() {
   }
   return true;
 }
-static_assert(finds_all_vectors(), "the two steps change different bits of the place");
+static_assert(finds_all_vectors(), "k_half changes bit 2 of the place, next_row changes bit 0");
 
 // A tile's number of rows of x as a type. ptx::wgmma is overloaded for each of these types.
 template <int kRows>
@@ -358,7 +358,7 @@ struct Fp16x3Consumer {
   template <int kRows>
   __device__ __forceinline__ void finish_k_group(TileRows<kRows> rows, WeightPair& weight,
                                                  const StagePair& first, int k_group,
-                                                 bool lets_second_start) {
+                                                 bool is_first_warpgroup) {
     promote(rows);
     const StagePair second = first.next();  // k-tiles 2 and 3
 
@@ -367,7 +367,7 @@ struct Fp16x3Consumer {
     ptx::wgmma_wait_group<1>();                                         // lo 1 is in flight
     convert(weight.even, second.even);                                  // c 2
     multiply_lo(rows, weight.even, second.even, /*accumulates=*/true);  // lo 2
-    if (k_group == 0 && lets_second_start) {
+    if (k_group == 0 && is_first_warpgroup) {
       ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }
     ptx::wgmma_wait_group<1>();  // lo 2 is in flight
@@ -395,18 +395,18 @@ struct Fp16x3Consumer {
   }
 
   // Adds all products of a work tile with `k_groups` k-groups to the sums. *state is for the first
-  // k-tile, and afterwards for the k-tile after the last one. The first warpgroup has
-  // `lets_second_start` true: it lets the second one start in the middle of the first k-group.
+  // k-tile, and afterwards for the k-tile after the last one. The first warpgroup lets the
+  // second one start in the middle of the first k-group.
   template <int kRows>
-  __device__ void run_mainloop(TileRows<kRows> rows, int k_groups, bool lets_second_start,
+  __device__ void run_mainloop(TileRows<kRows> rows, int k_groups, bool is_first_warpgroup,
                                State* state) {
     WeightPair weight;
     StagePair first(*state);  // k-tiles 0 and 1 of the k-group
     start_first_k_group(rows, weight, first);
     for (int k_group = 0;;) {
-      finish_k_group(rows, weight, first, k_group, lets_second_start);
+      finish_k_group(rows, weight, first, k_group, is_first_warpgroup);
       const StagePair second = first.next();  // k-tiles 2 and 3
-      first = second.next();
+      first = second.next();                  // k-tiles 0 and 1 of the next k-group
       ++k_group;
       if (k_group == k_groups) {
         promote(rows);
@@ -419,16 +419,16 @@ struct Fp16x3Consumer {
   }
 
   // Runs the mainloop for a number of rows that is known only at run time.
-  __device__ void run_mainloop(int rows, int k_groups, bool lets_second_start, State* state) {
+  __device__ void run_mainloop(int rows, int k_groups, bool is_first_warpgroup, State* state) {
     if (rows == Fp16x3Config::kSmallRows) {
-      run_mainloop(TileRows<Fp16x3Config::kSmallRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Fp16x3Config::kSmallRows>{}, k_groups, is_first_warpgroup, state);
     } else if (rows == Fp16x3Config::kMediumRows) {
-      run_mainloop(TileRows<Fp16x3Config::kMediumRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Fp16x3Config::kMediumRows>{}, k_groups, is_first_warpgroup, state);
     } else if (kPromotionInterval == 128 && rows == Fp16x3Config::kLargeRows) {
       // Only products with K >= kInterval128FromK have tiles of 160.
-      run_mainloop(TileRows<Fp16x3Config::kLargeRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Fp16x3Config::kLargeRows>{}, k_groups, is_first_warpgroup, state);
     } else {
-      run_mainloop(TileRows<Fp16x3Config::kLargestRows>{}, k_groups, lets_second_start, state);
+      run_mainloop(TileRows<Fp16x3Config::kLargestRows>{}, k_groups, is_first_warpgroup, state);
     }
   }
 };

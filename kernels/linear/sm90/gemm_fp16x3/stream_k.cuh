@@ -248,7 +248,7 @@ struct Schedule {
   }
 
   // Returns whether the tiles of the last wave should be cut. If all clusters have the same load,
-  // that is total / clusters, and the busiest cluster saves busiest - total / clusters. This must
+  // each has total / clusters, and the busiest cluster saves busiest - total / clusters. This must
   // be at least the load of kMinSaving k-groups of the widest tile. (Both are multiplied by
   // `clusters` here, so that they are whole numbers.)
   bool cutting_pays(const Loads& loads, int clusters, int64_t max_rows) const {

@@ -42,7 +42,7 @@ struct Tiles {
   __host__ __device__ Tile find(int number) const { return order.find(number); }
 
   // Rows of x that TMA loads for every tile: 176 if the tiles may be of 176 and 160 rows. For a
-  // tile of 160, the last 16 of them belong to the next tile, and are not multiplied.
+  // tile of 160, the last 16 of them come after the tile's own rows, and are not multiplied.
   __host__ __device__ int max_rows() const {
     const bool may_have_largest = other_rows == Fp16x3Config::kLargeRows;
     return may_have_largest ? Fp16x3Config::kLargestRows : other_rows;

@@ -30,9 +30,9 @@ static_assert(weight_row_at_operand_row(5) == 12 && weight_row_at_operand_row(5 
 
 // Why r0 and r1 are swapped: loads of the weight from shared memory then have no bank conflicts.
 // The hardware loads for eight lanes at a time, which have two successive g. They load the same
-// four vectors of two rows of the weight. TMA's swizzle puts vector v of row n at place v ^ (n % 8)
-// of the row's eight places, which are all 32 banks. Example: vectors 0 to 3 for g = 0 and 1, rows
-// 0 and 4 of the weight:
+// four vectors, of 16 bytes each, of two rows of the weight. TMA's swizzle puts vector v of row n
+// at place v ^ (n % 8) of the row's eight places, which are all 32 banks. Example: vectors 0 to 3
+// for g = 0 and 1, rows 0 and 4 of the weight:
 //
 //   place    0    1    2    3    4    5    6    7
 //   row 0    v0   v1   v2   v3
