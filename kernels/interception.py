@@ -129,7 +129,7 @@ def is_reference_function_replaced() -> bool:
     methods = _unreplaced_methods()
     if methods is None:
         return True
-    # Dynamo would trace the assignment as a side effect of the graph.
+    # Dynamo would make the compiled code repeat this assignment in each call.
     if not is_dynamo_compiling():
         _verified_methods = methods
     return False

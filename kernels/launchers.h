@@ -115,7 +115,7 @@ struct LinearArguments {
 
   const void* bias;  // [n], contiguous; null for none
   float divisor;     // a normal float with a normal reciprocal
-  bool has_relu;     // false for a gradient: out is the product (plus bias) / divisor, without ReLU
+  bool has_relu;     // if false, as for a gradient, out is (product + bias) / divisor
   void* out;         // [m, n], contiguous
 
   // [m, (n + 7) / 8] bytes, contiguous; null for no mask. Bits beyond column n - 1 are 0.
@@ -200,8 +200,8 @@ int linear_skinny(const LinearArguments& call, CUstream_st* stream);
 // that is 0 when the kernel runs, nothing is copied.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
-// linear/fused_pass/fused_pass.cu. If the mask of a forward has no unused bits, or is null, the
-// call is fastest if it gets the matrix as one row: m = 1.
+// linear/fused_pass/fused_pass.cu. Where n is a multiple of 8, or the mask of a forward is null,
+// the caller may pass the whole matrix as one row, with m = 1. That is the fastest.
 int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream);
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call);
 int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_st* stream);

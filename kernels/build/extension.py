@@ -68,8 +68,8 @@ def load_extensions(
 
     Args:
         sources: for each problem, the text of each source file by its path.
-        load_inline: `torch.utils.cpp_extension.load_inline`, or a function with its keyword
-            arguments. It is called once for each extension that is compiled.
+        load_inline: `torch.utils.cpp_extension.load_inline`, or a function that takes the same
+            keyword arguments. It is called once for each extension that is compiled.
 
     Returns:
         For each problem the namespace of its operators, `torch.ops.<namespace>`.

@@ -145,9 +145,9 @@ def compatible_targets(target: str) -> set[str]:
     A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
-    Two kinds of targets are compatible only with themselves. One is PTX: it is needed only if the
-    user has asked for it, to take the build to GPUs that are not here. The other is targets with an
-    "a": only their code has the kernels for their tensor cores.
+    If `target` is PTX, or ends with an "a", only a build for exactly this target may be loaded. PTX
+    is needed only if the user has asked for it, to take the build to GPUs that are not here. Only
+    code for a target with an "a" has the kernels for that GPU's tensor cores.
     """
     if target.endswith("a") or target.startswith("compute_"):
         return {target}
@@ -250,8 +250,8 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
     cuda = torch.version.cuda
-    # If CUDA_VISIBLE_DEVICES and TORCH_CUDA_ARCH_LIST are empty, there is no target (see
-    # `cuda_targets`), and nvcc is not needed.
+    # How the user can build for the CPU alone: with these variables set to the empty string,
+    # `cuda_targets` returns none. Only variables that matter on this machine are named.
     variables = []
     if torch.cuda.is_available():
         variables.append("CUDA_VISIBLE_DEVICES=")

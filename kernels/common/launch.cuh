@@ -3,7 +3,7 @@
 //
 // PDL (compute capability 9.0 and newer) overlaps a kernel with the end of the one before it in the
 // stream. Normally a kernel starts when all blocks of the previous kernel have ended and their
-// writes are visible. With PDL the two kernels agree on two earlier points:
+// writes are visible. With PDL the next kernel starts earlier, and waits for that end itself:
 //
 //   previous kernel  ---- start_next_kernel() ------------------- end
 //                                  |                               |

@@ -42,9 +42,10 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
   }
 }
 
-// A mask is made and tested in words as wide as an element, so that a lane of a vector register
-// holds one element or one word. Example: for a half type, a word has the mask bits of 16 elements.
-// Lane i handles element i and bit i of the word: kBitOfLane[i] = 1 << i.
+// A mask is made and tested in words as wide as an element, because vector instructions work on
+// lanes of one width. Example: for a half type, a word has the mask bits of 16 elements. Lane i,
+// below, is element i of these, and has bit i of the word: kBitOfLane[i] = 1 << i. (If a register
+// has fewer lanes, the compiler takes several registers.)
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};
@@ -112,7 +113,7 @@ void select_block(const Bits* __restrict__ values, uint64_t mask, Bits* __restri
   constexpr int64_t kLanes = kBitOfLane<Bits>.size();
   for (int64_t i = 0; i < kBlock; i += kLanes) {
     const Bits word = static_cast<Bits>(mask >> i);
-#ifndef __clang__
+#ifndef __clang__  // clang makes vectors of this loop without a pragma
 #pragma GCC unroll 4
 #endif
     for (int64_t lane = 0; lane < kLanes; ++lane) {

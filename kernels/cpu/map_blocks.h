@@ -44,9 +44,9 @@ void store_past_caches(const T* block, T* out) {
 //   mask_bytes  how many bytes of a mask the block's elements have: 8 for a whole block, as a
 //               compile-time constant, and 1 to 8 for a shorter one
 //
-// The last block may be shorter. Its x_block is then a copy that zeros fill up to kBlock elements.
-// Its out_block is a buffer, of which only the elements before n are copied to out. x and out may
-// be the same.
+// The last block may be shorter. Its x_block is then a copy, filled up with zeros to kBlock
+// elements. Its out_block is a buffer, of which only the elements before n are copied to out. x and
+// out may be the same.
 //
 // If bypasses_caches, whole blocks are written by non-temporal stores, where the machine has them
 // and out is aligned to 16 bytes.

@@ -147,7 +147,8 @@ int64_t choose_rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf&
   const int64_t all_tiles = divide_up(m, tiling.rows_of_tile);
   if (all_tiles <= max_tiles) return m;
 
-  // Chunks of less than half of max_tiles would be about twice as many. Among sizes with equally
+  // The search begins above half of max_tiles: smaller chunks would be at least about twice as many
+  // as chunks of max_tiles. Among sizes with equally
   // many waves and chunks, the smallest is taken. It leaves the most tiles for the last chunk, so
   // the chunks are as equal as possible.
   Chunks best(all_tiles, max_tiles / 2 + 1, tiling);

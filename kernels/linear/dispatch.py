@@ -232,10 +232,11 @@ def _placements_if_local(x: object, weight: object, bias: object | None) -> _Pla
     Each process can in these cases, where M is any dimension of x but the last. Each dimension of
     the device mesh may be in a different case.
 
-        x               weight, bias    gradient of x   their gradients   result
-        replicated      replicated      replicated      replicated        replicated
-        replicated      sharded over N  partial sums    sharded over N    sharded over N
-        sharded over M  replicated      sharded over M  partial sums      sharded over M
+        x               weight, bias    gradient of x   gradients of    result
+                                                        weight, bias
+        replicated      replicated      replicated      replicated      replicated
+        replicated      sharded over N  partial sums    sharded over N  sharded over N
+        sharded over M  replicated      sharded over M  partial sums    sharded over M
 
     Args:
         x: a DTensor `[..., K]`.

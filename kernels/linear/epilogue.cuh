@@ -23,10 +23,11 @@
 //   half types only: the call has     The fast epilogue of half types always applies ReLU
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
-// Dividing first gives the same results, because the quotients do not overflow. Only a subnormal
-// bias / divisor loses bits, so results below 2^-100 may differ in their last bit. A positive z
-// below 2^-117 may become 0, and then its bit of the mask is 0. Divisors above 2^32 would do this
-// to larger z.
+// Half types, whose sum is divided before the bias is added, still have the same results: the
+// quotients do not overflow, and one fma makes sum / divisor and adds bias / divisor. Only a
+// bias / divisor that is subnormal loses bits, so results below 2^-100 may differ in their last
+// bit. A positive z below 2^-117 may become 0, and then its bit of the mask is 0. Divisors above
+// 2^32 would do this to larger z.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients in half

@@ -2,8 +2,8 @@
 //
 //   target [rows, columns] = source [columns, rows]^T
 //
-// Both matrices have adjacent elements in a row. Their rows may be further apart than they are
-// long, and may begin anywhere.
+// In both matrices, the elements of a row are adjacent. The stride from one row to the next may be
+// larger than a row, and rows need not be aligned.
 //
 // run_gemm.h uses it for operands in a layout that the product's kernel cannot read.
 // sm90/gemm_one_product/launch.cuh uses it for a transposed weight when tiles have to be computed

@@ -71,8 +71,8 @@ struct BackwardOfThread {
     for (int u = 0; u < kVectors; ++u) store_masked(v[u], u * kStride, byte[u]);
   }
 
-  // In the last block, threads take whole vectors, and then a thread takes each of the elements
-  // that are left.
+  // In the last block, threads take whole vectors. Then each of the elements that are left has a
+  // thread of its own.
   __device__ void select_in_last_block() const {
     const Index vectors_end = n - n % kSize;
     const Index rest_index = vectors_end + threadIdx.x;

@@ -35,15 +35,15 @@ struct ReluConfig {
 using Large = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/true>;
 using Small = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/false>;
 using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/false>;
-// With a mask, this is faster than Small (8 MiB on an H200).
+// With a mask, this is faster than Small (measured for an x of 8 MiB on an H200).
 using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
 
 // The sizes of x, in bytes, by which choose_config chooses among these.
 struct SizeLimits {
-  // From these sizes on, x is large, and L2 evicts its lines last. That is faster, probably because
-  // more neighbouring lines of results then go to memory together. For a smaller x the hint does
-  // harm: if a program uses the same x again and again, it finds less of it in L2
-  // (docs/EXPERIMENTS.md, "ReLU on a GPU").
+  // From these sizes on, x is large, and L2 is told to evict its lines last, so that it evicts
+  // lines of results before them. That is faster, probably because more neighbouring lines of
+  // results then go to memory together. For a smaller x it is slower: a loop over the same 64 MiB
+  // took 6% longer (docs/EXPERIMENTS.md, "ReLU on a GPU"). The cause is not known.
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector

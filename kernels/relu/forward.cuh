@@ -98,7 +98,7 @@ struct ForwardOfThread {
     uint32_t bits = 0;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      // These are comparisons of numbers, not of their bits: the GPU then compares two elements of
+      // mask_bit and relu_of compare numbers, not their bits: the GPU then compares two elements of
       // a half type in one instruction.
       const uint32_t bit = mask_bit(v.value[j]) ? 1 : 0;
       bits |= bit << j;

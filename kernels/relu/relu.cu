@@ -25,7 +25,7 @@
 // config.cuh). In training, forward also writes the mask, which in float32 is 1/32 of the bytes of
 // x. Backward reads these bits, where torch's backward reads the saved output.
 //
-// For large tensors the best form is the simplest: each thread makes one 16-byte access, and each
+// For large tensors the best form is the simplest: each thread has one vector of 16 bytes, and each
 // block ends when its elements are done. docs/EXPERIMENTS.md, "ReLU on a GPU", has the forms that
 // are slower.
 

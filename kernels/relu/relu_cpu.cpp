@@ -57,8 +57,8 @@ void relu_backward(const ReluBackwardArguments& call, int64_t begin, int64_t end
     const auto make_block = [&](int64_t i, const Bits*, Bits* result_block, auto mask_bytes) {
       select_block(copies, load_mask(i, mask_bytes), result_block);
     };
-    // map_blocks needs an operand with as many elements as the result. It gets the result itself,
-    // which make_block ignores.
+    // map_blocks needs an operand with as many elements as the result. Here that operand is the
+    // result itself; make_block does not read it.
     map_blocks(result, result, n, bypasses_caches, make_block);
   });
 }

@@ -94,7 +94,7 @@ std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef 
 std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayRef output_strides) {
   const std::optional<GradientLayout> layout = merged_layout(grad, output_strides);
   if (!layout) return std::nullopt;
-  if (layout->is_constant()) return layout;
+  if (layout->is_constant()) return layout;  // compute_gradient knows the result's strides
 
   // torch has special rules for the result's strides in dimensions of size 1. allocate_like follows
   // them if the gradient has the output's strides, is contiguous or is channels_last.
@@ -172,7 +172,8 @@ struct ReluBackward : Node {
     if (layout.is_dense()) {
       out = allocate_like(grad_output);
     } else {
-      // The strides of the forward's output, except that dimensions of size 1 get torch's own.
+      // The strides of the forward's output. Dimensions of size 1, which only a constant gradient
+      // may have here, get the strides that torch gives them.
       const auto dense_strides = at::infer_dense_strides(sizes, strides);
       out = allocate_output(mask, sizes, grad_output.scalar_type(), at::IntArrayRef(dense_strides));
     }

@@ -127,10 +127,9 @@ inline void for_each_range(const Tensor& out, RangeFunction work) {
   const int64_t element_bytes = out.element_size();
   char* const data = static_cast<char*>(out.mutable_data_ptr());
   const bool is_large = out.nbytes() >= kLargeOutputBytes;
-  // Ranges may end where huge pages end only if `out` begins with a huge page, as the pool's blocks
-  // do. torch's memory, which `out` is in if the pool has none, may begin anywhere. Example: a
-  // float32 output begins 16 bytes before a huge page. Elements 0 to 3 are before that page, and
-  // elements 4 to 7 in it, but the bits of all eight are in one byte of the mask.
+  // for_elements_by_pages counts pages from element 0. So its ranges end where huge pages end only
+  // if `out` begins with one, as the pool's blocks do. torch's memory, which `out` is in if the
+  // pool has none, may begin anywhere.
   const bool begins_with_page = reinterpret_cast<uintptr_t>(data) % cpu::kHugePage == 0;
   const bool goes_by_pages = is_large && begins_with_page;
 

@@ -50,7 +50,7 @@ __device__ inline void cluster_sync() {
 // ------------------------------------------------------------- shared memory of a cluster's blocks
 
 // mapa: takes an address in this block's shared memory, and returns the address of the same place
-// in the shared memory of the block of this rank, which may be this block itself.
+// in the shared memory of the block with rank `rank`, which may be this block itself.
 __device__ inline uint32_t map_shared(uint32_t shared, uint32_t rank) {
   uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(shared), "r"(rank));

@@ -1,6 +1,6 @@
 // Loads, stores, asynchronous copies and atomics: one wrapper for each PTX instruction. Addresses
-// in shared memory are 32 bits wide, as these instructions take them; a function that takes a
-// pointer instead converts the pointer.
+// in shared memory are 32 bits wide, as these instructions take them. copy_async_with_policy takes
+// a pointer to shared memory instead, and converts it.
 
 #pragma once
 

@@ -35,7 +35,7 @@ __device__ inline void store_matrices(uint32_t shared, const uint32_t (&v)[4]) {
 }
 
 // stmatrix.x4.trans: stores the transposes of four such matrices. Lanes have the same elements, but
-// `shared` of lane l is the address of column l % 8 of matrix l / 8.
+// `shared` of lane l is the place of column l % 8 of matrix l / 8, whose elements become adjacent.
 __device__ inline void store_matrices_transposed(uint32_t shared, const uint32_t (&v)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),

@@ -21,7 +21,7 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
 
 // ------------------------------------------------------------- from global memory to shared memory
 
-// A box comes from a matrix (2d), or from matrix number `matrix` of a tensor of several (3d). It
+// A box comes from a matrix (2d), or from one of the matrices of a tensor, number `matrix` (3d). It
 // begins at element [row, column] of the matrix; the instructions take the column first. The box
 // goes to address `target` in shared memory. The mbarrier at address `barrier` counts the bytes as
 // they arrive. Multicast copies go to the same address in each block of the cluster whose bit is

@@ -53,7 +53,7 @@ __device__ inline void wgmma_wait_group() {
 
 // ------------------------------------------------------------------------------ matrix descriptors
 
-// Returns a number of bytes in the unit of a descriptor's addresses and distances, 16 bytes.
+// Converts bytes to the unit of a descriptor's addresses and distances, which is 16 bytes.
 __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 16; }
 
 // Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in
@@ -64,8 +64,8 @@ __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 1
 //   K-major     A swizzle line has adjacent elements of K of one row. The next one has those of the
 //               next row.
 //   MN-major    Only in half types. A swizzle line has the same element of K of 64 adjacent rows.
-//               The next one has the next element of K. Those of the next 64 rows begin kBlockBytes
-//               later.
+//               The next one has the next element of K. The lines of the next 64 rows begin
+//               kBlockBytes later.
 //
 // The address and all distances are in descriptor_units:
 //

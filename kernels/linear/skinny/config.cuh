@@ -52,7 +52,7 @@ struct SkinnyArguments {
   int k;
   int x_tiles;       // tiles of kTileRows rows
   int weight_tiles;  // tiles of kTileColumns columns
-  int k_tiles = 0;   // each block of a cluster multiplies so many
+  int k_tiles = 0;   // k-tiles that each block of a cluster multiplies
 
   explicit SkinnyArguments(const LinearArguments& call, int tile_rows)
       : x(static_cast<const float*>(call.x)),
@@ -64,8 +64,9 @@ struct SkinnyArguments {
         x_tiles(blocks_of(call.m, tile_rows)),
         weight_tiles(blocks_of(call.n, SkinnyConfig::kTileColumns)) {}
 
-  // Returns how far apart a cluster's tiles of the weight are. For each tile of x, clusters /
-  // x_tiles clusters take the tiles of the weight in turn (skinny_kernel has an example).
+  // Returns how far apart a cluster's tiles of the weight are. This is also the number of clusters
+  // that share a tile of x: they take the tiles of the weight in turn (skinny_kernel has an
+  // example).
   __device__ int tile_step() const { return ptx::nclusterid() / x_tiles; }
 
   // Returns K without the elements after the last whole float4.

@@ -154,11 +154,11 @@ int known_active_clusters(int cluster_size) {
 struct Clusters {
   int cluster_size = 0;      // in blocks
   int blocks = 0;            // in all clusters; 0 if x fits into no cluster
-  int k_tiles = 0;           // each block multiplies so many
+  int k_tiles = 0;           // k-tiles that each block multiplies
   int64_t time = INT64_MAX;  // an estimate, in k-tiles
 };
 
-// Returns whether blocks may multiply so many k-tiles each: their range of x fits into shared
+// Returns whether each block may multiply `k_tiles` k-tiles: its range of x fits into shared
 // memory, and sums in float are not too long. In the largest cluster, sums may have any length.
 template <int kTileRows>
 bool allows_k_tiles(int k_tiles, int cluster_size) {
@@ -171,9 +171,10 @@ bool allows_k_tiles(int k_tiles, int cluster_size) {
 
 // Divides the work among clusters of `cluster_size` blocks, and estimates the time:
 //
-//   time = waves * tiles of the weight of a cluster * (k-tiles of a block + kTileEndTime)
+//   time = waves * (tiles of the weight for each cluster) * (k-tiles for each block + kTileEndTime)
 //
-// There is more than one wave only if not all tiles of x have a cluster at once.
+// A wave here is the clusters that run at once, each with all its tiles. There is more than one
+// wave only if there are more tiles of x than clusters that run at once.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
 Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_tiles) {

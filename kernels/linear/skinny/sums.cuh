@@ -158,11 +158,11 @@ struct FinishedTile {
   int first_column;
 };
 
-// Stores this lane's result of a tile. Eight neighbouring lanes have the results of one byte of the
-// tile's mask, and the first of them also stores that byte. A tile [kTileRows][32] has 4 bytes in
-// each row: byte b is in row b / 4, and its columns begin at b % 4 * 8. All lanes of a warp call
-// this function. Nothing is stored for a byte past the tile's last, and for rows and columns past
-// those of out.
+// Stores one result of a tile for each lane, and their mask. Eight neighbouring lanes have the
+// eight results of one byte of the tile's mask: `byte` is its number in the tile, and the first of
+// these lanes stores it. A tile [kTileRows][32] has 4 bytes in each row: byte b is in row b / 4,
+// and its columns begin at b % 4 * 8. All lanes of a warp call this function. Nothing is stored for
+// a byte past the tile's last, and for rows and columns past those of out.
 template <int kTileRows>
 __device__ __forceinline__ void store_byte_of_tile(const SkinnyArguments& arguments,
                                                    const FinishedTile& tile, int byte, int lane) {

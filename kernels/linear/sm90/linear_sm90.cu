@@ -147,8 +147,8 @@ bool linear_sm90_supports(const LinearArguments& call) {
   const bool has_aligned_x = is_highest || has_aligned_rows(call.x, element_size * call.x_stride);
   const bool has_aligned_weight = has_aligned_rows(call.weight, element_size * call.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels. No count or index is known to need the
-  // smaller limit of K in float32, but the proof of the error bound uses it
+  // Indices of rows, columns and K are ints in the kernels, hence kMaxSize. The limit of K in
+  // float32 is smaller: no index is known to need that, but the proof of the error bound uses it
   // (docs/SPLIT-PROOF.md). At K = 2^24, the bound is already 2^-6 of the sum of the terms'
   // magnitudes.
   constexpr int64_t kMaxSize = int64_t{1} << 30;

@@ -69,7 +69,8 @@ struct PipelineState {
   int index = 0;  // the stage's place in the ring
   // The turn around the ring, modulo 2. mbarrier_wait takes the parity of a phase:
   //
-  //   turn around the ring                              0      1      2      3
+  //   turn around the ring                              0      1      2      3    mbarrier_wait's
+  //                                                                               argument
   //   consumers wait for this phase of `full`           0      1      2      3    parity
   //   the producer waits for this phase of `empty`      none   0      1      2    parity ^ 1
   //

@@ -22,9 +22,9 @@ struct SampleConfig {
   static constexpr int kLaneElements = 4;
   static constexpr int kRows = 4;  // rows of the weight that a warp samples
 
-  // For hi and lo, the sample's largest element is scaled into [2^9, 2^10). Elements 2^23 times
-  // smaller still keep 22 bits, and elements that the sample missed may be 64 times as large before
-  // they overflow fp16, which ends at 2^16.
+  // For hi and lo, the sample's largest element is scaled into [2^9, 2^10). An element that
+  // is 2^23 times smaller than that one keeps 22 bits. An element that the sample missed may be 64
+  // times as large before it overflows fp16, which ends at 2^16.
   static constexpr int kTargetWithLo = 9;
 
   // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below 2^127 to
@@ -34,11 +34,11 @@ struct SampleConfig {
   static constexpr int kMinExponentWithLo = -111;
   static constexpr int kMaxExponentWithLo = 127;
 
-  // For hi alone, the row's scale moves the mean of the exponents of the spans' largest elements,
-  // rounded down, to this exponent. So their geometric mean is scaled into about [2^2, 2^3). An
-  // element overflows fp16 if it is about 2^13 times as large as the mean, and is subnormal if it
-  // is about 2^16 times smaller. A row with an overflow or with many subnormals needs TF32
-  // (gemm_one_product/kernel.cuh). The maximum of an exponent is kMaxExponentWithoutLo.
+  // For hi alone, the largest element of each span counts. The mean of their exponents, rounded
+  // down, becomes this exponent when the row is scaled. So their geometric mean is scaled into
+  // about [2^2, 2^3). An element overflows fp16 if it is about 2^13 times as large as the mean, and
+  // is subnormal if it is about 2^16 times smaller. A row with an overflow or with many subnormals
+  // needs TF32 (gemm_one_product/kernel.cuh). The maximum of an exponent is kMaxExponentWithoutLo.
   static constexpr int kTargetWithoutLo = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,

@@ -81,8 +81,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kKTileRowNumbers - 1) / kKTileRowNumbers * kKTileRowNumbers;
 }
 
-// The state of a row of x or of the weight in the fp16x3 GEMMs, and the kernel whose results of the
-// row are final:
+// The state of a row of x or of the weight in the fp16x3 GEMMs, and the kernel that computes the
+// row's final results:
 //
 //   kExact        hi and lo represent the row     the GEMM (in sm90/ its first launch)
 //   kOverflowed   an element overflows fp16       the second launch of the GEMM of sm90/
@@ -99,8 +99,9 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //                   are finite or zeros, and no sum of finite fp16 products overflows float32.)
 //   second launch   Reads each kOverflowed row. If it has infinity or NaN, the state becomes
 //                   kNonfinite. Otherwise the row gets an exponent from its largest element. Then
-//                   the launch computes all tiles with rows of either state again. If no row is
-//                   kOverflowed, which is usual, the launch ends at once.
+//                   the launch computes all tiles with rows of either state again: of a tile with
+//                   a kNonfinite row, too, because a warp may see the state before or after it
+//                   changes. If no row is kOverflowed, which is usual, the launch ends at once.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format

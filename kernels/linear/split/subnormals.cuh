@@ -24,9 +24,9 @@ constexpr float kLeastNormalHi = 0x1p-14f;
 // Returns whether a row has too many subnormals: more than one in 32 elements.
 //
 // Zeros do not count as elements, because hi represents them exactly. The converter warps do not
-// know how many zeros a row of the weight has. So they pass K as `elements`, and scale each
-// k-tile's count up as if none of its elements were zero (scaled_subnormals in
-// converter_subnormals.cuh).
+// know how many zeros a row of the weight has. So they pass K as `elements`, and multiply the
+// subnormals of each k-tile by its elements / its nonzeros, which keeps their share among nonzeros
+// (scaled_subnormals in converter_subnormals.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;

@@ -43,8 +43,8 @@ struct Sm80Config {
   static constexpr int kXFragments = kWarpRows / kMmaM;
   static constexpr int kWeightFragments = kWarpColumns / kMmaN;
 
-  // The epilogue stages two fragments of x at a time: a subtile of 32 rows. In shared memory a
-  // row has 8 floats more than it needs, which avoids bank conflicts.
+  // The epilogue stages the sums of two fragments of x at a time: a subtile of 32 rows. In shared
+  // memory a row has 8 floats more than it needs, which avoids bank conflicts.
   static constexpr int kSubtileFragments = 2;
   static constexpr int kSubtileRows = kSubtileFragments * kMmaM;
   static constexpr int kSubtileColumns = kWarpColumns;
@@ -59,8 +59,8 @@ static_assert(Sm80Config::kTileRows == Sm80Config::kTileColumns,
               "both operands have k-tiles of the same size, and are copied by the same loop");
 static_assert(
     Sm80Config::kXFragments == 4,
-    "for each of the four fragments of x, a quarter of a stage is copied, and a quarter of the "
-    "weight's fragments loaded");
+    "beside the products of each of four fragments of x, multiply_k_tile starts a quarter of a "
+    "stage's copies or loads a quarter of a k-step's fragments of the weight");
 static_assert(Sm80Config::kRowVectors == 4, "vector_offset swizzles four vectors a row");
 static_assert(Sm80Config::kKTileDepth == 2 * Sm80Config::kMmaK, "a k-tile has two k-steps");
 static_assert(Sm80Config::kThreads / 32 * Sm80Config::kSubtileFloats * sizeof(float) <=

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Sm80Config::kThreads, 1)
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) copies.copy_quarter(quarter);
   }
-  ptx::wait_copies<1>();  // the first two stages have arrived
+  ptx::wait_copies<1>();  // stage 0, which is read next, has arrived, and stage 1 too
   __syncthreads();
 #pragma unroll
   for (int quarter = 0; quarter < 4; ++quarter) {

@@ -163,8 +163,9 @@ struct Results {
   // The tensor cores add the products of one k-tile to these.
   float accumulators[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
 
-  // Adds the accumulators of a k-tile to the sums. The rounding error of this addition is the start
-  // value of the next k-tile's accumulators; like the lo products, it is 2^11 times too large.
+  // Adds the accumulators of a k-tile, times 2^11, to the sums. The rounding error of this addition
+  // is the start value of the next k-tile's accumulators; like the lo products, it is 2^11 times
+  // too large.
   __device__ void promote(int fragment) {
 #pragma unroll
     for (int j = 0; j < Sm80Config::kWeightFragments * 4; ++j) {
@@ -211,7 +212,7 @@ struct Results {
 // Makes the products of a k-tile, in four phases, each of which takes the four fragments of x:
 //
 //   phase   products           loads                                  also
-//   0       lo of k-step 0     x; the weight of k-step 1              promote the k-tile before
+//   0       lo of k-step 0     x; the weight of k-step 1              promote the previous k-tile
 //   1       lo of k-step 1     x
 //   2       hi of k-step 0                                            scale accumulators by 2^-11
 //   3       hi of k-step 1     the next k-tile's weight of k-step 0   copy a stage
@@ -249,9 +250,9 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, MmaFragments& fr
     results.add_hi_products(fragments, /*k_step=*/0, i);
   }
 
-  // Copies have begun for this stage and the kStages - 2 after it. This waits for all but the last
-  // kStages - 3 of them, so the next stage has arrived. After the barrier, no warp still reads the
-  // stage before this one, which the copies of phase 3 overwrite.
+  // Copies have begun for this stage and the two after it (kStages - 2). This waits for all but the
+  // last of them (kStages - 3), so the next stage has arrived. After the barrier, no warp still
+  // reads the stage before this one, which the copies of phase 3 overwrite.
   ptx::wait_copies<Sm80Config::kStages - 3>();
   __syncthreads();
   stage = next_stage(stage);

@@ -39,8 +39,8 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   const double max_sharers =
       static_cast<double>(k_groups) / StreamKConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums, but at least the time of kMinSaving k-groups: sharing
-  // that saves less does not pay (StreamKConfig).
+  // The time to store and add partial sums, but at least the time of kMinSaving k-groups. So
+  // sharing is estimated to be faster only if it saves at least that many (StreamKConfig).
   const double adding_time = std::max(StreamKConfig::kMinSaving * k_group_time,
                                       StreamKConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;

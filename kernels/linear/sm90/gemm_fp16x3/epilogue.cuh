@@ -153,7 +153,8 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
     }
     for (int i = lane; i < Fp16x3Config::kBlockWeightRows; i += 32) {
       const int n = first_n + i;
-      // Not __ldg: the second launch has written some exponents of the weight in this kernel.
+      // Not __ldg, whose data must not change during the kernel: in the second launch,
+      // rescale_overflowed_rows has just written some of these exponents.
       const int exponent = n < args.epilogue.n ? __ldcg(args.weight.exponent + n) : 0;
       lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       const bool has_bias = n < args.epilogue.n && args.epilogue.bias != nullptr;
@@ -360,14 +361,14 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
 //
 // own_sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second
 // column. `kept` are the thread's own two columns of the row that it has afterwards, and
-// `received` the other lane's two. has_second_row is true in the lane with the bit. All lanes of a
-// warp call it.
-__device__ __forceinline__ void exchange_columns(float4 own_sums, bool has_second_row,
+// `received` the other lane's two. gets_second_row is true in the lane with the bit, which has row
+// 2c + 1 afterwards. All lanes of a warp call it.
+__device__ __forceinline__ void exchange_columns(float4 own_sums, bool gets_second_row,
                                                  float (&kept)[2], float (&received)[2]) {
-  kept[0] = has_second_row ? own_sums.y : own_sums.x;
-  kept[1] = has_second_row ? own_sums.w : own_sums.z;
-  const float given[2] = {has_second_row ? own_sums.x : own_sums.y,
-                          has_second_row ? own_sums.z : own_sums.w};
+  kept[0] = gets_second_row ? own_sums.y : own_sums.x;
+  kept[1] = gets_second_row ? own_sums.w : own_sums.z;
+  const float given[2] = {gets_second_row ? own_sums.x : own_sums.y,
+                          gets_second_row ? own_sums.z : own_sums.w};
   received[0] = __shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns);
   received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
 }
@@ -382,8 +383,8 @@ __device__ __forceinline__ void run_general_epilogue(
     float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Fp16x3Config::kSums]) {
   const int lane = threadIdx.x % 32;
-  const bool has_second_row = (lane & kLaneBitOfTwoColumns) != 0;
-  const int row_in_row_block = 2 * (lane % 4) + (has_second_row ? 1 : 0);
+  const bool gets_second_row = (lane & kLaneBitOfTwoColumns) != 0;
+  const int row_in_row_block = 2 * (lane % 4) + (gets_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
   for (int subtile = 0; subtile < Fp16x3Config::kSubtiles; ++subtile) {
@@ -395,13 +396,13 @@ __device__ __forceinline__ void run_general_epilogue(
     for (int j = 0; j < Fp16x3Config::kSubtileRowBlocks; ++j) {
       float kept[2];
       float received[2];
-      exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], has_second_row, kept, received);
+      exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], gets_second_row, kept, received);
       const int m_in_tile = first_m_in_tile + 8 * j + row_in_row_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const EpilogueInputs::Column column = inputs.columns[n_in_block + i];
-        const bool is_own_column = has_second_row ? i >= 2 : i < 2;
+        const bool is_own_column = gets_second_row ? i >= 2 : i < 2;
         const float sum = is_own_column ? kept[i % 2] : received[i % 2];
         if (!isfinite(sum)) mark_overflow(args, inputs.first_n + n_in_block + i);
         const int exponent = inputs.x_exponent[m_in_tile] + column.exponent;

@@ -180,7 +180,7 @@ struct Fp16x3Consumer {
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
   uint32_t shared_base;           // the block's Fp16x3SharedMemory
-  uint32_t remote_empty_address;  // the `empty` barrier of block lane % 2 of the cluster
+  uint32_t mapped_empty_address;  // lane 0: the `empty` barrier of block 0; lane 1: of block 1
   uint32_t weight_address;        // vector c of the thread's first row of weight
   uint64_t x_descriptor;
 
@@ -194,7 +194,7 @@ struct Fp16x3Consumer {
     const int c = lane % 4;
     weight_address =
         shared_base + offsetof(Fp16x3SharedMemory, weight) + swizzled_offset(n_in_block, c);
-    remote_empty_address =
+    mapped_empty_address =
         ptx::map_shared(shared_base + offsetof(Fp16x3SharedMemory, barriers.empty),
                         lane % BlockConfig::kClusterSize);
     x_descriptor = ptx::matrix_descriptor<Fp16x3Config::kRowBytes>(shared_base +
@@ -306,14 +306,14 @@ struct Fp16x3Consumer {
     for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / split::kLoScale;
   }
 
-  // Calls release_stage, or does the same with remote_empty_address, which was computed once.
+  // Calls release_stage, or does the same with mapped_empty_address, which was computed once.
   // The kernel for an interval of 32 has no register left for that address.
   __device__ void release(const State& state) const {
     if constexpr (kPromotionInterval == 32) {
       release_stage(
           barrier_of(shared_base + offsetof(Fp16x3SharedMemory, barriers.empty), state.index));
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
-      ptx::mbarrier_arrive_mapped(barrier_of(remote_empty_address, state.index));
+      ptx::mbarrier_arrive_mapped(barrier_of(mapped_empty_address, state.index));
     }
   }
 
@@ -338,7 +338,7 @@ struct Fp16x3Consumer {
     release(stages.odd);
   }
 
-  // ----- The mainloop of a work tile: run_mainloop calls the three functions before it.
+  // ----- The mainloop of a work tile. run_mainloop, below, calls the three functions that follow.
   //
   // A comment at the end of a line names steps that the top of this file shows, or the products
   // that are in flight after a wait.

@@ -34,9 +34,9 @@
 //
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3),
 // for two reasons. First, L2: a cluster with parts of two tiles goes from the beginning of K to its
-// end (cluster 1: k-groups 0 to 2, then 6 to 8). So all clusters are at about the same place of K,
-// and find in L2 what others have just read. Second, no cluster waits forever: fact 2 below depends
-// on this order.
+// end (cluster 1: k-groups 0 to 2, then 6 to 8). So it is often at the same place of K as others
+// (at first as cluster 0, at last as cluster 2), and finds in L2 what they read. Second, no cluster
+// waits forever: fact 2 below depends on this order.
 //
 // Why no cluster waits forever. The cluster that finishes a shared tile waits in a loop until the
 // others have stored their partial sums of the tile. Three facts:
@@ -45,8 +45,8 @@
 //      inside a tile is empty (the invariant of assign_ranges).
 //   2. A cluster stores its own partial sums before it waits. It stores the sums of the last
 //      tile of its range, which it takes first, and waits in the first tile, which it takes last.
-//   3. A cluster waits only for clusters with smaller numbers: they have the k-groups of the tile
-//      before its own.
+//   3. A cluster waits only for clusters with smaller numbers: their k-groups of the tile come
+//      before its own k-groups.
 //
 // A cluster that waits still occupies its multiprocessors, so there may be no room to start others.
 // All waits end if one of two conditions holds:

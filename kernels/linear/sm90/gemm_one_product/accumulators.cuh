@@ -117,8 +117,10 @@ struct StagedAccumulatorsReader {
     }
   }
 
-  // Returns whether the first reads of the 32 threads of a warp are in 32 different banks. (The
-  // further reads are the same distance away in all threads, or swapped between them.)
+  // Returns whether the first reads of the 32 threads of a warp are in 32 different banks. (Then so
+  // are the others. The second reads are kNextColumn floats later in even threads and as many
+  // earlier in odd ones, which is the same distance modulo 32 banks. All further reads are at the
+  // same distance from the first or second in all threads.)
   static constexpr bool reads_all_banks(int warp) {
     uint32_t banks = 0;
     for (int thread = 32 * warp; thread < 32 * warp + 32; ++thread) {

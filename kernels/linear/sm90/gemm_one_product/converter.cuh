@@ -9,7 +9,7 @@
 //   patch         32 x 256   what a converter warp converts at a time: 4 k-tiles, of 64 each
 //   piece         8 x 64     what the warp loads to shared memory at a time: a sixteenth of a patch
 //                            (32 x 16 if the weight is transposed)
-//   octet         1 x 8      what a lane converts at a time: two in each piece
+//   octet         1 x 8      what a lane converts at a time: two of a piece's 64
 //
 // Patches form a grid, with patch rows along N and patch columns along K: a panel has 4 patch rows,
 // and K = 8192 has 32 patch columns. A weight group is all weight tiles that the clusters multiply
@@ -31,8 +31,8 @@
 //   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
-//   row_subnormals      [n]: how many elements of row n have lost bits in fp16, weighted. Only
-//                       converter warps use it (converter_subnormals.cuh).
+//   row_subnormals      [n]: how many elements of row n have lost bits in fp16, scaled up where the
+//                       row has zeros. Only converter warps use it (converter_subnormals.cuh).
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
 // hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
@@ -195,9 +195,9 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
   const WeightConversion& conversion = order.conversion;
   const unsigned patches = order.count();
   const unsigned first_number = take_patch(conversion);
-  // The atomic operation above and the loads of is_needed are in flight at the same time. If a warp
-  // converts its first patch before it calls is_needed, the kernel is slower (docs/EXPERIMENTS.md,
-  // "Hopper's products", at `high`).
+  // The atomic operation above and the loads of is_needed are in flight at the same time. Calling
+  // is_needed only after the first patch was tried, and was slower (docs/EXPERIMENTS.md, "Hopper's
+  // products", under "At `high` and in half types").
   if (!is_needed()) return;
   unsigned number = __shfl_sync(0xffffffff, first_number, 0);
   while (number < patches) {

@@ -142,6 +142,7 @@ struct OctetPlace {
 //     count_units_of(piece, first_of_k_tile)
 //                                   the count units that the piece has elements of, as bits.
 //                                   first_of_k_tile is the first piece in its k-tile: 8 for p9.
+//                                   (The caller's loop has this number already.)
 
 // A row-major weight. A buffer is [8 rows][64 of K]. The lanes that load and convert it:
 //

@@ -72,7 +72,9 @@ struct PieceLoader {
   LaneSource source;
   PieceRing& ring;
   int lane;
-  int barrier;  // where the warp's lanes meet
+  // A named barrier where the warp's lanes meet. With __syncwarp in its place, compute-sanitizer's
+  // racecheck reports hazards between copies and reads.
+  int barrier;
 
   // Starts to load a piece. Past the last one, it commits an empty group, as wait counts groups.
   __device__ __forceinline__ void start(int piece) const {

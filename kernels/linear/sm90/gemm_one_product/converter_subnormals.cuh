@@ -37,8 +37,9 @@
 namespace kernels::sm90::gemm_one_product {
 
 // Notices whether elements of hi are subnormal. It holds two unsigned 16-bit numbers, one for
-// elements with even and one for elements with odd index. They begin as 0x03ff. Each element lowers
-// its number to its own magnitude bits - 1, if these are smaller. Only subnormals are:
+// elements with even and one for elements with odd index. They begin as 0x03ff. An element lowers
+// the number of its parity to (its magnitude bits - 1) if that is smaller, which is so only for
+// subnormals:
 //
 //   element     magnitude bits    - 1               lowers the number
 //   zero        0x0000            0xffff (wraps)    no
@@ -94,11 +95,11 @@ static_assert(scaled_subnormals(/*subnormals=*/4, /*nonzeros=*/32) == 8,
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t n,
                                         const uint4& octet) {
   const ElementCounts own = count_elements(octet);
-  // Both counts in one pair, nonzeros in .x and normals in .y: those of the lane's elements with
-  // even and with odd index, then of the lane, then of all eight lanes.
+  // Both counts in one pair, nonzeros in .x and normals in .y: first of the lane's elements with
+  // even index and of those with odd index.
   const __half2 even = __lows2half2(own.nonzeros, own.normals);
   const __half2 odd = __highs2half2(own.nonzeros, own.normals);
-  __half2 counts = __hadd2(even, odd);
+  __half2 counts = __hadd2(even, odd);  // of the lane; after the loop, of all eight lanes
   for (int bit = 1; bit < 8; bit *= 2) {
     counts = __hadd2(counts, __shfl_xor_sync(0xffffffff, counts, bit));
   }

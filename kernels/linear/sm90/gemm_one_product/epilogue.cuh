@@ -53,9 +53,11 @@ namespace kernels::sm90::gemm_one_product {
 // the smaller one first:
 //
 //   overflow    A multiplication overflows only if the result does.
-//   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo), so the first multiplication
-//               rounds the accumulator to a multiple of 2^-23 at worst. That is little, because the
-//               largest element of a scaled row of x is 2^14 or more.
+//   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo). So the first multiplication
+//               rounds to a multiple of 2^-149 = 2^-126 * 2^-23 at worst, as if it rounded the
+//               accumulator to a multiple of 2^-23. That is less than the errors of its products:
+//               the largest element of a scaled row of x is 2^14 or more, and fp16 rounds it to a
+//               multiple of 2^4.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
@@ -162,7 +164,8 @@ struct RowCursor {
              make_float4(results[0], results[1], results[2], results[3]));
     }
     if constexpr (kMask) {
-      // A byte of the mask has 8 columns: this even thread's four and its odd neighbour's.
+      // A byte of the mask has 8 columns: an even thread's four and its odd neighbour's four. The
+      // even one stores it.
       bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
       const bool stores_byte = exists && is_first_half;
       if (stores_byte) *mask = static_cast<uint8_t>(bits);

@@ -173,7 +173,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       const int offset = buffer_offset_of_part<T>(part) + pair * kPairRows * kStagedRowBytes;
       ptx::store_matrices_transposed(matrix_address + offset, results.words);
       if constexpr (kMask) {
-        const bool keeps_second = g / 4 != 0;  // g >= 4
+        const bool keeps_second = g / 4 == 1;  // the pair's second row block, if g >= 4
         stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, {warp, g, c},
                            staged.mask);
       }

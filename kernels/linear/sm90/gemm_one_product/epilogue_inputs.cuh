@@ -77,7 +77,8 @@ struct PrefetchedInputs {
   }
 
   // Returns whether the tile takes the fast epilogue: whether all threads of the warpgroup allow
-  // it. All of them call it, after they have read the inputs of the previous tile.
+  // it. All of them call it, after they have read the inputs of the previous tile. Its barrier is
+  // also the one after which `store` may overwrite these inputs.
   __device__ bool tile_is_fast(int barrier) const {
     return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
   }

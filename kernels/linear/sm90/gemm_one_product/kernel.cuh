@@ -88,7 +88,7 @@
 // ----- Why the weight is wgmma's operand A
 //
 // With x as operand A, half types take 1.5 to 2% longer on an H200, as the GPU lowers its clock
-// (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
+// (docs/EXPERIMENTS.md, "Hopper's products", under "At `high` and in half types").
 
 #pragma once
 
@@ -228,8 +228,8 @@ __device__ __forceinline__ void wait_and_let_next_start() {
   // its start adds less to the time of the call.
   if constexpr (Mode::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
-  // Half types have one kernel, so the next one belongs to another call. It may start once the
-  // kernel before this one has ended.
+  // In half types a call has one kernel. The next kernel, of another call, may start after this
+  // wait.
   if constexpr (Mode::kIsHalfType) start_next_kernel();
 }
 
@@ -266,7 +266,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   constexpr int kProducerThread = BlockConfig::kConsumerThreads;  // its first thread
   constexpr int kFirstConverterWarp = BlockConfig::kConsumerWarps + 1;
   if constexpr (Mode::kIsRedo) {
-    // Tiles are listed until the previous kernel has ended. (The wait below then returns at once.)
+    // The previous kernel lists tiles until it ends. (The wait below then returns at once.)
     wait_for_previous_kernel();
     if (args.tile_count() == 0) return;  // both blocks of a cluster do so
   }
