@@ -20,7 +20,7 @@ if __name__ == "__main__":
     console.program = "run.py"
     console.end_on_interrupt()
     end_without_torch(console.program)
-    server.start_ahead()  # it imports torch too, at the same time as this process
+    server.start_ahead()  # its process imports torch too, at the same time as this one
 
 # isort: split
 import argparse

@@ -179,8 +179,8 @@ int relu_backward(const ReluBackwardArguments& call, CUstream_st* stream);
 // The GEMM kernels. linear/operator/run_gemm.h sets all fields but out and workspace, and asks
 // *_supports. It then allocates out and a workspace of *_workspace_bytes, and launches the kernel.
 
-// linear/sm90: tensor cores of compute capability 9.0 (wgmma). All three dtypes, float32 with kHigh
-// and with kHighest.
+// linear/sm90: tensor cores of compute capability 9.0 (wgmma). float16, bfloat16, and float32
+// with kHigh and with kHighest.
 bool linear_sm90_supports(const LinearArguments& call);
 size_t linear_sm90_workspace_bytes(const LinearArguments& call);
 int linear_sm90(const LinearArguments& call, CUstream_st* stream);
@@ -200,8 +200,8 @@ int linear_skinny(const LinearArguments& call, CUstream_st* stream);
 // that is 0 when the kernel runs, nothing is copied.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
-// linear/fused_pass/fused_pass.cu. Where n is a multiple of 8, or the mask of a forward is null,
-// the caller may pass the whole matrix as one row, with m = 1. That is the fastest.
+// linear/fused_pass/fused_pass.cu. If n is a multiple of 8, or mask is null, the forward may get
+// the whole matrix as one row, with m = 1. That is the fastest.
 int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream);
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call);
 int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_st* stream);

@@ -146,8 +146,8 @@ def compatible_targets(target: str) -> set[str]:
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
     If `target` is PTX, or ends with an "a", only a build for exactly this target may be loaded. PTX
-    is needed only if the user has asked for it, to take the build to GPUs that are not here. Only
-    code for a target with an "a" has the kernels for that GPU's tensor cores.
+    is needed only if the user has asked for it, to take the build to GPUs that are not here. A
+    Hopper GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma kernels.
     """
     if target.endswith("a") or target.startswith("compute_"):
         return {target}
@@ -192,8 +192,8 @@ def read_version(compiler: str) -> str:
     """Return what `--version` prints, without the first word; empty if the compiler is missing.
 
     GCC's first word is the name by which it was called. Without it, `c++` and `g++-12` have the
-    same version text if they are the same compiler. GCC would translate the rest to the user's
-    language.
+    same version text if they are the same compiler. LC_ALL=C keeps GCC from translating the rest
+    to the user's language.
     """
     try:
         done = subprocess.run(

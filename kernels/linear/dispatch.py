@@ -289,7 +289,8 @@ class _LocalTensor(torch.autograd.Function):
         ctx.shape = x.shape
         ctx.stride = x.stride()
         local = x.to_local()
-        # autograd sets the grad_fn of the returned tensor. A view keeps it off x's own tensor.
+        # autograd sets the grad_fn of the returned tensor. A view is returned so that it does not
+        # set the grad_fn of x's own local tensor.
         return local.view_as(local)
 
     @staticmethod
