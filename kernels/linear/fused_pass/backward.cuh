@@ -288,7 +288,8 @@ __global__ void __launch_bounds__(GradBiasConfig::kThreads)
   static_assert(
       BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(sizeof(T)) <=
           BackwardConfig::kRowGroupSize * kWarps,
-      "a warp adds up no more rows than a row group has, so that its error is as small");
+      "sums has at most one row for each block that runs at once, so a warp adds up no more of "
+      "them than a row group has rows, and its error is as small");
   const int lane = threadIdx.x % 32;
   const int own_warp = threadIdx.x / 32;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;

@@ -67,7 +67,7 @@ struct PackedMask {
   // The bits of the elements i to i + 7. Bits beyond the run's last element mean nothing.
   int eight_bits(int64_t i) const {
     const int two_bytes = bytes[i / 8] | bytes[i / 8 + 1] << 8;
-    return two_bytes >> i % 8 & 0xff;
+    return (two_bytes >> (i % 8)) & 0xff;
   }
 };
 
@@ -79,7 +79,7 @@ void write_mask(const PackedMask& packed, int64_t rows, int64_t columns, uint8_t
     return;
   }
   if (columns == 1) {  // the same as below, but faster
-    for (int64_t i = 0; i < rows; ++i) mask[i] = packed.bytes[i / 8] >> i % 8 & 1;
+    for (int64_t i = 0; i < rows; ++i) mask[i] = (packed.bytes[i / 8] >> (i % 8)) & 1;
     return;
   }
   for_mask_bytes(mask, rows, columns, [&](int64_t i, uint8_t* byte, int64_t count) {

@@ -33,15 +33,17 @@ int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream) {
     using T = decltype(zero);
     const int64_t padded_row_vectors = ForwardConfig::padded_row_vectors<T>(call.n);
     const int64_t all_vectors = call.m * padded_row_vectors;
-    const int64_t row_bytes = call.m == 1 ? 0 : call.n * sizeof(T);  // for has_aligned_rows
+    // In bytes. has_aligned_rows takes 0 for a single row.
+    const int64_t row_stride = call.m == 1 ? 0 : call.n * sizeof(T);
     return launch<forward_kernel<T>>(
         blocks_of(all_vectors, ForwardConfig::kThreads), ForwardConfig::kThreads, stream,
         static_cast<T*>(call.out), Divisor<Compute<T>>(call.divisor), call.mask, call.n,
-        padded_row_vectors, all_vectors, has_aligned_rows(call.out, row_bytes));
+        padded_row_vectors, all_vectors, has_aligned_rows(call.out, row_stride));
   });
 }
 
-// The bytes of sums [gridDim.y, n], in float, or in double for float64.
+// The workspace is BackwardArguments::sums [grid.blocks_of_strip, n]: a row of column sums for each
+// block of a strip, in float, or in double for float64.
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call) {
   if (call.grad_bias == nullptr) return 0;
   const fused_pass::BlockGrid grid(call.m, call.n, bytes_of_element(call.dtype));

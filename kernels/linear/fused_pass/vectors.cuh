@@ -41,7 +41,7 @@ struct RowVector {
 
   // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.
   __device__ Vector<T> load(const T* source) const {
-    // nvcc would split a load without a policy (evict_normal_policy).
+    // With a policy, load_vector is an asm statement, which nvcc cannot split into smaller loads.
     if (is_vector) return load_vector(source, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
@@ -54,8 +54,8 @@ struct RowVector {
     if (is_vector) {
       uint4 bits;
       memcpy(&bits, &v, sizeof(bits));
-      // The asm statement keeps this store whole. nvcc would merge the first element's part of an
-      // ordinary 16-byte store with the first store of the loop below, and split the rest.
+      // The asm statement keeps this store whole. nvcc would split some ordinary 16-byte stores
+      // into stores of 4 or 8 bytes.
       return ptx::store_global_uint4(target, bits);
     }
 #pragma unroll

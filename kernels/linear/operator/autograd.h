@@ -2,8 +2,9 @@
 // autocast, and the recording of traces. In a trace they call the operators by name, so that
 // torch.compile and torch.export see one operator for the forward and one for all gradients.
 //
-// An operator calls other operators in its own namespace, so most functions get a Namespace, as an
-// argument or as a template argument (torch_support/operators.h).
+// An operator calls other operators in the namespace in which it was called itself, kOwn or
+// kStable (torch_support/operators.h). So most functions get a Namespace, as an argument or as a
+// template argument.
 
 #pragma once
 
@@ -127,9 +128,10 @@ struct LinearReluDivideBackward : Node {
 
   // Computes gradients that can be differentiated once more.
   //
-  // In eager, ReLU's output is an input of threshold_backward, whose node has an edge to ReLU's.
-  // Therefore the derivative of grad_x by bias is zeros, not None. Here the unpacked mask takes the
-  // output's place, so it gets an edge to this node.
+  // In eager, ReLU's output is an input of threshold_backward, so the node of threshold_backward
+  // has an edge to the node of ReLU. Thus a path leads from grad_x to bias, and the derivative of
+  // grad_x by bias is zeros, not None. Here the unpacked mask takes the place of ReLU's output, so
+  // it gets an edge to this node.
   Gradients differentiable_gradients(const BackwardInputs& inputs) {
     const Tensor unpacked_mask = unpack_mask(inputs).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});
@@ -144,7 +146,12 @@ struct LinearReluDivideBackward : Node {
   }
 };
 
-// Returns which gradients eager would compute as (B^T A^T)^T. The operands have memory.
+// Returns which gradients eager would compute as (B^T A^T)^T. Not for tensors of a trace,
+// because is_column_major reads x's address, and they have none.
+//
+// torch decides by the strides of a product's operands, in mm_mat1_backward and mm_mat2_backward:
+// grad_x is transposed if x is column-major, and grad_weight if weight is not contiguous. (A
+// column-major x with padding between its columns counts here, but not in torch.)
 inline Transposes transposes_of_eager(const LinearInputs& inputs) {
   Transposes transposes;
   transposes.grad_x = inputs.x.dim() == 2 && is_column_major(inputs.x, /*alignment=*/1);
@@ -191,9 +198,9 @@ Tensor linear_autograd(const LinearInputs& inputs) {
   if (answer == GateAnswer::kTracing) return linear_autograd_in_trace(name_space, inputs);
 
   if (inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
-    // The backward keeps the matrix that as_matrix returns, as eager's does. If that is a copy, a
-    // user may change x in place before the backward, as in eager. as_matrix and _unsafe_view
-    // record their own backwards.
+    // The backward saves the matrix that as_matrix returns, as eager's does. If that is a copy, x
+    // can be changed in place before the backward without an error, as in eager. as_matrix and
+    // _unsafe_view record their own backwards.
     const Tensor matrix = as_matrix(inputs.x);
     const Tensor out =
         linear_autograd<name_space>({matrix, inputs.weight, inputs.bias, inputs.divisor});

@@ -34,7 +34,7 @@ using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
 // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
 // multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the same.
-// On a CPU, the order that eager avoids may take ten times as long.
+// On a CPU, the wrong one of these two forms may take ten times as long.
 struct Transposes {
   bool grad_x = false;
   bool grad_weight = false;
@@ -199,6 +199,7 @@ inline Tensor unpack_mask(const BackwardInputs& inputs) {
   const Tensor bits_of_bytes = inputs.mask.unsqueeze(-1)
                                    .bitwise_right_shift(at::arange(8, inputs.mask.options()))
                                    .bitwise_and(1);
+  // The reshape is only for masks with other leading sizes, which saved-tensor hooks may return.
   return bits_of_bytes.flatten(-2)
       .narrow_symint(-1, 0, inputs.grad_output.sym_size(-1))
       .reshape_symint(inputs.grad_output.sym_sizes())

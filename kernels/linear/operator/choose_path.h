@@ -87,8 +87,8 @@ struct Product {
   bool is_highest() const { return precision == Precision::kHighest; }
 };
 
-// The least K of these kernels. For forwards it is the shortest K of the benchmark `path-grid`,
-// which checks the limits of this file.
+// The least K for which each kernel may be chosen. The benchmark `path-grid`, which checks the
+// limits of this file, has no forward with a shorter K at that kernel's precision.
 constexpr int64_t kLeastKAtHighest = 16;      // fp16x3, and skinny.cu from 17 rows of x on
 constexpr int64_t kLeastKOfOneProduct = 256;  // gemm_one_product
 
@@ -163,7 +163,8 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 //   the call             kCallCost / (K - kUncountedK)
 //
 // With a short K an element takes little time, so the call costs as much as many elements. Example:
-// for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements.
+// for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements. (kUncountedK is curve
+// fitting, not a mechanism.)
 //
 // K must also be 64 or more, and the weight must have 2^17 elements or more.
 inline bool sm90_fp16x3_gradient_wins(const Product& product) {
@@ -243,10 +244,10 @@ inline bool sm90_one_product_wins_float32(const Product& product, const Gpu& gpu
 
 // Returns whether the path sm90 wins by gemm_one_product, for a product of half types.
 //
-// Times of a forward, in units of K. (One unit is the time that a product with the same result and
-// full waves takes for each element of K.)
+// Times of a forward. The unit is the time of one element of K in a product with the same M and N
+// whose waves are all full. Such a product takes K units.
 //
-//   torch   K + 640             the product, and the fused pass, which takes as long as 640 of K
+//   torch   K + 640             the product, and the fused pass, which takes 640 units
 //   ours    K / utilization     no pass, but a part of the last wave may be empty
 //
 // Example: with K = 4096 ours is shorter from a utilization of 4096 / 4736 = 0.865 on.

@@ -44,6 +44,7 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
   call.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   const auto run_on_gpu = [&](auto stream) { return cuda::linear_fused_pass(call, stream); };
   const auto run_on_cpu = [&] {
+    // The ranges are counted in bytes of the mask, up to 8 elements each, even if there is no mask.
     const int64_t mask_bytes = call.m * bytes_of_bits(call.n);
     at::parallel_for(0, mask_bytes, kGrain / 8,
                      [&](int64_t begin, int64_t end) { cpu::linear_fused_pass(call, begin, end); });

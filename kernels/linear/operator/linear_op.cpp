@@ -10,8 +10,9 @@
 //       for each element of out.
 //   linear_relu_divide_gradients(grad_output, mask, x, weight, output_mask, divisor)
 //       Its backward, in traces: the gradients of x, weight and bias, if bits 0, 1 and 2 of
-//       output_mask are set, and empty tensors for bits that are not. weight has to be passed
-//       with bit 0, and x with bit 1; otherwise they are None.
+//       output_mask are set, and empty tensors for bits that are not. x's gradient is computed
+//       from weight, and weight's from x. So weight has to be passed if bit 0 is set, and x if
+//       bit 1 is set; otherwise they have to be None.
 //
 // Two more operators are for tests and measurements. No saved program may contain them, so they are
 // registered in this build's own namespace alone:

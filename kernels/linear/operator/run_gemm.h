@@ -54,6 +54,7 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
   transposition.rows = rows;
   transposition.columns = columns;
   run_on_gpu_only(matrix, [&](CUstream_st* stream) {
+    // With a null is_needed, the kernel always copies.
     return cuda::transpose(transposition, /*is_needed=*/nullptr, stream);
   });
   return {copy, stride};
