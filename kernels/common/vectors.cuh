@@ -84,12 +84,12 @@ __device__ void load_floats(float (&v)[kCount], const float* row, int64_t i, int
   }
 }
 
-// Stores four neighbouring elements of a row. `is_aligned` says that all four exist and that
+// Stores four neighbouring elements of a row. `is_whole_vector` says that all four exist and that
 // `target` is aligned to their size: one instruction then stores them, and `count` is not used.
 // Otherwise only target[i] with i < count exist, and they are stored one by one.
 template <typename T>
-__device__ void store_four(T* target, const float (&v)[4], int64_t count, bool is_aligned) {
-  if (is_aligned) {
+__device__ void store_four(T* target, const float (&v)[4], int64_t count, bool is_whole_vector) {
+  if (is_whole_vector) {
     if constexpr (std::is_same_v<T, float>) {
       *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
     } else {
@@ -119,9 +119,9 @@ __device__ inline uint64_t evict_last_policy() {
   return policy;
 }
 
-// The policy that ordinary loads have. It changes nothing in L2. But load_vector with a policy is
-// an asm statement, which the compiler leaves alone, while it may split an ordinary load or merge
-// it with another.
+// The policy that ordinary loads have. A caller passes it to load_vector not for L2, but because
+// load_vector with a policy is an asm statement: the compiler leaves it alone, while it may split
+// an ordinary load or merge it with another.
 __device__ inline uint64_t evict_normal_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800

@@ -36,7 +36,8 @@ void store_past_caches(const T* block, T* out) {
 }
 #endif
 
-// Calls map(i, x_block, out_block, mask_bytes) for each block of n elements:
+// Divides n elements into blocks of kBlock, and calls map(i, x_block, out_block, mask_bytes) for
+// each:
 //
 //   i           the index of the block's first element, a multiple of kBlock
 //   x_block     the block's kBlock elements of x, which map reads

@@ -40,10 +40,10 @@ using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/
 
 // The sizes of x, in bytes, by which choose_config chooses among these.
 struct SizeLimits {
-  // From these sizes on, x is large, and L2 is told to evict its lines last, so that it evicts
+  // From these sizes on, x is large, and L2 is told to evict the lines of x last, and so evicts
   // lines of results before them. That is faster, probably because more neighbouring lines of
-  // results then go to memory together. For a smaller x it is slower: a loop over the same 64 MiB
-  // took 6% longer (docs/EXPERIMENTS.md, "ReLU on a GPU"). The cause is not known.
+  // results then go to memory together. For a smaller x it is slower: without a mask, a loop over
+  // the same 64 MiB took 6% longer (docs/EXPERIMENTS.md, "ReLU on a GPU").
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector

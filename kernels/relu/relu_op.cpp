@@ -61,8 +61,9 @@ constexpr GradientLayout kConstantLayout{/*dimensions=*/1, /*sizes=*/{1}, /*stri
 // kMaxDimensions. Two neighbouring dimensions merge into one if one stride covers both.
 //
 // Example: the output is a contiguous [2, 3, 4], and so is the gradient, with strides (12, 4, 1).
-// Each stride is the size of everything inside it, so all three merge into one dimension of size 24
-// and stride 1. With strides (24, 8, 2), they merge into one of size 24 and stride 2.
+// Each stride is the size times the stride of the next inner dimension (12 = 3 * 4, 4 = 4 * 1). So
+// all three merge into one dimension of size 24 and stride 1. With strides (24, 8, 2), they merge
+// into one of size 24 and stride 2 (24 = 3 * 8, 8 = 4 * 2).
 std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef output_strides) {
   c10::DimVector dimensions;  // without dimensions of size 1
   for (int64_t d = 0; d < grad.dim(); ++d) {
@@ -102,7 +103,8 @@ std::optional<GradientLayout> supported_layout(const Tensor& grad, at::IntArrayR
                                  grad.is_contiguous(at::MemoryFormat::ChannelsLast);
   if (layout->is_dense() && has_known_strides && is_aligned(grad)) return layout;
 
-  // The kernel for all other layouts exists only for GPUs, and takes fewer than 2^31 elements.
+  // The kernel for all other layouts exists only for GPUs, and takes fewer than 2^31 elements. With
+  // a dimension of size 1, the result's strides are not known.
   const auto is_one = [](int64_t size) { return size == 1; };
   const bool has_size_one = std::any_of(grad.sizes().begin(), grad.sizes().end(), is_one);
   const bool fits_kernel = grad.is_cuda() && grad.numel() < int64_t{1} << 31;
@@ -191,8 +193,9 @@ struct ReluBackward : Node {
     const Tensor substitute = allocate_output(mask, sizes, grad_output.scalar_type(), strides);
     const Tensor positive = allocate(mask, {sizeof(double)}, at::kByte).fill_(0x3c);
     select_by_mask(mask, positive.const_data_ptr(), kConstantLayout, substitute);
-    // The derivative of threshold_backward by the output is zeros. torch's graph has an edge for
-    // it, which leads to the node of the forward. The substitute gets the same edge.
+    // threshold_backward also has a derivative by its second argument, the forward's output: zeros.
+    // In torch's graph an edge leads from there to the node of the forward, so that these zeros are
+    // a gradient of x, which would be None without the edge. The substitute gets the same edge.
     if (at::GradMode::is_enabled()) {
       torch::autograd::impl::set_gradient_edge(substitute, {getptr(), 0});
     }

@@ -131,8 +131,8 @@ constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 //
 // KERNELS_WGMMA defines the function for one n. `count` is n / 2, the number of accumulators of a
 // thread. a0 to p are the numbers of the operands after the accumulators: the four words of a, the
-// descriptor, and the predicate. At the end of the instruction, "1, 1, 0" means the products of a
-// and b themselves, not of -a or -b, and a K-major b.
+// descriptor, and the predicate. At the end of the instruction, "1, 1" means that a and b are not
+// negated, and "0" that b is K-major.
 #define KERNELS_WGMMA(n, count, a0, a1, a2, a3, b, p)                                              \
   template <int kAccumulators>                                                                     \
   __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kAccumulators],                 \
