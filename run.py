@@ -38,10 +38,12 @@ from referee.reference.problem import Problem
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
-# The dtypes of a sweep if the user asks for no other. On a CPU, more than one would take too long.
+# A sweep (--sweep) times many sizes, in these dtypes unless the user asks for others. On a CPU, more
+# than one would take too long.
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
-# A quick check: no option asks for more or other work (`project_command.is_quick_check`).
+# A run is a quick check if no option, such as --full, asks for more or other work
+# (`project_command.is_quick_check`).
 QUICK_SETTINGS = 1  # how many precision settings it measures
 QUICK_SECONDS = {"cpu": 17, "cuda": 10}  # how long it takes for one problem in one dtype
 
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         program="run.py",
         description=DESCRIPTION,
         problems=list(PROBLEMS),
-        sweep_problems=list(sizes.PROBLEM_CLASSES),
+        sweep_problems=list(sizes.PROBLEM_CLASSES),  # those that have sizes for a sweep
         own_solution=OUR_SOLUTION,
         choose_subjects=_choose_subjects,
         make_problem=_make_problem,

@@ -125,9 +125,9 @@ struct LinearArguments {
   void* workspace;
 };
 
-// A float32 matrix to transpose: target[r][c] = source[c][r]. linear/operator/run_gemm.h and
-// linear/sm90/gemm_one_product/launch.cuh copy a transposed operand this way when the kernel cannot
-// read it.
+// A float32 matrix to transpose: target[r][c] = source[c][r]. linear/operator/run_gemm.h copies a
+// transposed operand this way if the kernel cannot read it, and
+// linear/sm90/gemm_one_product/launch.cuh a transposed weight if tiles are computed again in TF32.
 struct Transposition {
   const float* source;    // [columns, rows]; the elements of a row are adjacent
   int64_t source_stride;  // from one row of `source` to the next

@@ -66,8 +66,8 @@ class Toolchain:
 def find_toolchain() -> Toolchain:
     """Find the compilers and GPUs of this machine.
 
-    torch's build tools are not imported here, because that takes a second. Only `cuda_targets`
-    imports them, if it has to read TORCH_CUDA_ARCH_LIST.
+    It imports torch's build tools, which takes a second, only if `cuda_targets` has to read
+    TORCH_CUDA_ARCH_LIST.
     """
     targets = cuda_targets()
     cuda_home = find_cuda_home() if targets else None
@@ -145,8 +145,8 @@ def compatible_targets(target: str) -> set[str]:
     A GPU runs its own machine code, that of lower minor versions of its major version, and PTX of
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
-    If `target` is PTX, or ends with an "a", only a build for exactly this target may be loaded. PTX
-    is needed only if the user has asked for it, to take the build to GPUs that are not here. A
+    If `target` is PTX, or ends with an "a", only a build for exactly this target may be loaded. A
+    user asks for PTX to take the build to other GPUs, so a build without that PTX would not do. A
     Hopper GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma kernels.
     """
     if target.endswith("a") or target.startswith("compute_"):
@@ -269,7 +269,7 @@ def _check_nvcc(toolchain: Toolchain) -> None:
     if f"release {cuda.split('.')[0]}." not in version:
         raise BuildError(f"expected an nvcc of CUDA {cuda}, got {nvcc}: {version!r}. {advice}")
     done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=False)
-    for target in toolchain.targets:
+    for target in toolchain.targets:  # nvcc lists `compute_90`, for example, also for `sm_90a`
         if "compute_" + re.sub(r"\D", "", target) not in done.stdout.split():
             raise BuildError(f"{nvcc} can't compile for {target}. {advice}")
 

@@ -148,9 +148,8 @@ int64_t choose_rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf&
   if (all_tiles <= max_tiles) return m;
 
   // The search begins above half of max_tiles: smaller chunks would be at least about twice as many
-  // as chunks of max_tiles. Among sizes with equally
-  // many waves and chunks, the smallest is taken. It leaves the most tiles for the last chunk, so
-  // the chunks are as equal as possible.
+  // as chunks of max_tiles. Among sizes with equally many waves and chunks, the smallest is taken.
+  // It leaves the most tiles for the last chunk, so the chunks are as equal as possible.
   Chunks best(all_tiles, max_tiles / 2 + 1, tiling);
   for (int64_t tiles = best.tiles + 1; tiles <= max_tiles; ++tiles) {
     const Chunks chunks(all_tiles, tiles, tiling);

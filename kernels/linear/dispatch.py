@@ -80,8 +80,8 @@ def is_plain_linear(linear: object) -> bool:
 
     It may if `linear` computes x weight^T + bias and nothing else. It may not in these cases:
 
-    * The module, or all modules, have hooks. Tensor parallelism and pruning use hooks.
-    * The module has a `forward` or `_call_impl` of its own, or was compiled by `nn.Module.compile`.
+    * `linear`, or all modules, have hooks. Tensor parallelism and pruning use hooks.
+    * `linear` has a `forward` or `_call_impl` of its own, or was compiled by `nn.Module.compile`.
     * A module of another class has taken its place: quantized, low-rank or parametrized.
     * The dictionary of its parameters is of another class. DeepSpeed's ZeRO-3 does that to collect
       parameters that are spread over processes.

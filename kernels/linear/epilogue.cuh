@@ -15,7 +15,8 @@
 //   property                          why the fast epilogue needs it
 //
 //   n is a multiple of the number     No vector crosses the end of a row, and all are aligned.
-//   of elements of its vectors
+//   of elements of a vector of the
+//   fast epilogue
 //
 //   the divisor is a power of two     The kernel multiplies by 1 / divisor. In half types it does
 //   from 1 to 2^32                    so before it adds the bias: sum / divisor + bias / divisor.
@@ -24,10 +25,10 @@
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
 // Half types, whose sum is divided before the bias is added, still have the same results: the
-// quotients do not overflow, and one fma makes sum / divisor and adds bias / divisor. Only a
-// bias / divisor that is subnormal loses bits, so results below 2^-100 may differ in their last
-// bit. A positive z below 2^-117 may become 0, and then its bit of the mask is 0. Divisors above
-// 2^32 would do this to larger z.
+// quotients do not overflow, and one fma makes sum / divisor and adds bias / divisor. Only a bias /
+// divisor that is subnormal (below 2^-126) loses bits. That does not change results above 2^-100;
+// smaller ones may differ in their last bit. A positive z below 2^-117 may become 0, and then its
+// bit of the mask is 0. Divisors above 2^32 would do this to larger z.
 //
 // In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
 // by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients in half

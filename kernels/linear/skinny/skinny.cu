@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(SkinnyConfig::kThreads, SkinnyConfig::kBlocksP
   load_x<kTileRows>(arguments, x, first_row, block_first_k, k_range);
   __syncthreads();
 
-  // Waits for the sums of `previous_tile`, and stores its results.
   int previous_tile = -1;  // none yet
+  // Waits for the sums of `previous_tile`, and stores its results.
   const auto finish_previous_tile = [&] {
     ptx::cluster_wait();
     const FinishedTile finished{buffers.previous, first_row,

@@ -139,7 +139,7 @@ namespace kernels::cuda {
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;
-  const bool is_highest = call.precision == Precision::kHighest;
+  const bool is_highest = call.precision == Precision::kHighest;  // never for half types
   if (is_float32 && call.x_is_transposed) return false;
   if (is_highest && call.weight_is_transposed) return false;
 

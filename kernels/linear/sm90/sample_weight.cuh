@@ -34,10 +34,10 @@ struct SampleConfig {
   static constexpr int kMinExponentWithLo = -111;
   static constexpr int kMaxExponentWithLo = 127;
 
-  // For hi alone, the largest element of each span counts. The mean of their exponents, rounded
-  // down, becomes this exponent when the row is scaled. So their geometric mean is scaled into
-  // about [2^2, 2^3). An element overflows fp16 if it is about 2^13 times as large as the mean, and
-  // is subnormal if it is about 2^16 times smaller. A row with an overflow or with many subnormals
+  // For hi alone, the largest element of each span counts. The row's scale moves the mean of their
+  // exponents, rounded down, to kTargetWithoutLo. So their geometric mean is scaled into about
+  // [2^2, 2^3). An element overflows fp16 if it is about 2^13 times as large as the mean, and is
+  // subnormal if it is about 2^16 times smaller. A row with an overflow or with many subnormals
   // needs TF32 (gemm_one_product/kernel.cuh). The maximum of an exponent is kMaxExponentWithoutLo.
   static constexpr int kTargetWithoutLo = 2;
 };

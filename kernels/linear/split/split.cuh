@@ -3,7 +3,7 @@
 //
 // The arithmetic, for one element of a row (docs/SPLIT-PROOF.md proves the error bound):
 //
-//   scaled = element * 2^exponent           exact, unless it is a subnormal float
+//   scaled = element * 2^exponent           exact, unless scaled is a subnormal float
 //   hi     = fp16(scaled)                   rounded to nearest
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
@@ -17,8 +17,9 @@
 // (kTopExponent), so elements up to 2^28 times smaller still have 11 bits. The exponent of a zero
 // row is 0.
 //
-// Why lo has the factor 2^11. scaled - hi is at most 2^-11 |scaled|, so without the factor lo of
-// every scaled element below 2^-3 would be subnormal. With it, lo is at most about as large as hi.
+// Why lo has the factor 2^11. scaled - hi is at most 2^-11 |scaled|, so without this factor, the lo
+// of every scaled element below 2^-3 would be subnormal. With it, lo is at most about as large as
+// hi.
 //
 // docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
 // error of very small elements.
@@ -99,9 +100,10 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //                   are finite or zeros, and no sum of finite fp16 products overflows float32.)
 //   second launch   Reads each kOverflowed row. If it has infinity or NaN, the state becomes
 //                   kNonfinite. Otherwise the row gets an exponent from its largest element. Then
-//                   the launch computes all tiles with rows of either state again: of a tile with
-//                   a kNonfinite row, too, because a warp may see the state before or after it
-//                   changes. If no row is kOverflowed, which is usual, the launch ends at once.
+//                   the launch computes all tiles again that have a row of either state. A tile
+//                   whose only such row is kNonfinite is included, because a warp may read the
+//                   state before or after it changes. If no row is kOverflowed, which is usual, the
+//                   launch ends at once.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format

@@ -22,7 +22,8 @@ struct Sm80Config {
   static constexpr int kWarpColumns = 32;
   static constexpr int kKTileDepth = 32;
   static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // a row of a k-tile: hi or lo
-  static constexpr int kHalfBytes = kTileRows * kRowBytes;  // a k-tile of one operand: hi or lo
+  // A half (hi or lo, see enum Half) of a k-tile of one operand.
+  static constexpr int kHalfBytes = kTileRows * kRowBytes;
 
   // A vector is the part of a row that one cp.async copies, and that ldmatrix reads at once.
   static constexpr int kVectorElements = kVectorBytes / sizeof(__half);
@@ -59,8 +60,8 @@ static_assert(Sm80Config::kTileRows == Sm80Config::kTileColumns,
               "both operands have k-tiles of the same size, and are copied by the same loop");
 static_assert(
     Sm80Config::kXFragments == 4,
-    "beside the products of each of four fragments of x, multiply_k_tile starts a quarter of a "
-    "stage's copies or loads a quarter of a k-step's fragments of the weight");
+    "multiply_k_tile loops over four fragments of x, and each turn handles a quarter of the copies "
+    "of a stage, or of the loads of the weight's fragments");
 static_assert(Sm80Config::kRowVectors == 4, "vector_offset swizzles four vectors a row");
 static_assert(Sm80Config::kKTileDepth == 2 * Sm80Config::kMmaK, "a k-tile has two k-steps");
 static_assert(Sm80Config::kThreads / 32 * Sm80Config::kSubtileFloats * sizeof(float) <=

@@ -1,4 +1,5 @@
-// The fp16x3 GEMM for GPUs from sm_80 on: float32 at `highest`, by cp.async, ldmatrix and mma.sync.
+// The fp16x3 GEMM for sm_80, and for newer GPUs whose blocks can have 128 KiB of shared memory:
+// float32 at `highest`, by cp.async, ldmatrix and mma.sync.
 //
 //   out [m, n] float32 = epilogue(x weight^T)
 //   x [m, k], weight [n, k]: split into hi and lo (split/split.cuh), row-major, with k padded to a

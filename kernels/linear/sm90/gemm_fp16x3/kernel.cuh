@@ -210,7 +210,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   }
   init_barriers<Fp16x3Config::kStages>(shared_base + offsetof(Fp16x3SharedMemory, barriers.full),
                                        shared_base + offsetof(Fp16x3SharedMemory, barriers.empty));
-  wait_for_previous_kernel();  // the second launch has waited above, so it returns at once there
+  wait_for_previous_kernel();  // has no effect in the second launch, which has waited above
   if (args.is_second_launch) rescale_overflowed_rows(args);
   const bool is_worker = warpgroup == BlockConfig::kConsumerWarpgroups;
   if (is_worker) {

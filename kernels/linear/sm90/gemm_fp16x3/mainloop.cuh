@@ -112,8 +112,9 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
 //   row 2    v2  v3  v0  v1  v6  v7  v4  v5
 //   row 3    v3  v2  v1  v0  v7  v6  v5  v4
 //
-// A thread loads four vectors of two rows, n (an even number) and n + 1: with c = lane % 4, vector
-// c (the first 16 of K) and vector c + 4 (the other 16 of K). With c = 1, these are v1 and v5:
+// A thread loads two vectors of each of two rows, n (an even number) and n + 1. With c = lane % 4,
+// they are vector c, which is in the first 16 of K, and vector c + 4, in the other 16. With c = 1,
+// these are v1 and v5:
 //
 //   row 2    v1 at place 3, v5 at place 7    from v1 to v5, bit 2 of the place changes
 //   row 3    v1 at place 2, v5 at place 6    from row 2 to row 3, bit 0 of the place changes
@@ -231,8 +232,9 @@ struct Fp16x3Consumer {
         const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
-          // The thread has two elements at these places: scaled[i] and scaled[i + 1]. The index i
-          // is the same for every c. It is computed for c = 0, whose elements are 0 to 3.
+          // Of these eight places the thread has two, with the elements scaled[i] and scaled[i +
+          // 1]. The index i is the same for every c. It is computed for c = 0, whose elements are 0
+          // to 3.
           const int i = split::element_at_place(8 * upper);
           const int reg = 2 * upper + next_row;  // wgmma's order of registers
           split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],

@@ -161,7 +161,7 @@ struct Schedule {
            const RowCount& row_count) {
     whole_waves = tiles / clusters;
     k_groups = k_groups_of_tile;
-    const Loads loads = count_loads(tiles, clusters, row_count);
+    const Loads loads = count_loads(tiles, clusters, row_count);  // how much work the clusters have
     if (is_cutting_allowed() && cutting_pays(loads, clusters, max_rows)) {
       assign_ranges(loads, tiles, clusters, max_rows, row_count);
     } else {
@@ -249,8 +249,8 @@ struct Schedule {
 
   // Returns whether the tiles of the last wave should be cut. If all clusters have the same load,
   // each has total / clusters, and the busiest cluster saves busiest - total / clusters. This must
-  // be at least the load of kMinSaving k-groups of the widest tile. (Both are multiplied by
-  // `clusters` here, so that they are whole numbers.)
+  // be at least the load of kMinSaving k-groups of the tile with the most rows. (Both are
+  // multiplied by `clusters` here, so that they are whole numbers.)
   bool cutting_pays(const Loads& loads, int clusters, int64_t max_rows) const {
     const int64_t saving_times_clusters = loads.busiest_load * clusters - loads.total;
     return saving_times_clusters >= StreamKConfig::kMinSaving * max_rows * clusters;
@@ -276,9 +276,9 @@ struct Schedule {
   //
   // Invariant: a range that begins inside a tile is not empty. (The cluster that finishes the tile
   // would otherwise wait for partial sums that nobody stores.) It holds because a quota is at least
-  // kMinRange k-groups of the widest tile, even if the cluster's whole tiles are more than a fair
-  // load. Where two consecutive quotas end in the same tile, the second cut is therefore at least
-  // kMinRange k-groups after the first, or at the tile's end.
+  // kMinRange k-groups of the tile with the most rows, even if the cluster's whole tiles are more
+  // than a fair load. Where two consecutive quotas end in the same tile, the second cut is
+  // therefore at least kMinRange k-groups after the first, or at the tile's end.
   template <typename RowCount>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
                      const RowCount& row_count) {

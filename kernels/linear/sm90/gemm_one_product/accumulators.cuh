@@ -10,7 +10,7 @@
 //   column 16 w + g         accumulators[4 j]        accumulators[4 j + 1]
 //   column 16 w + g + 8     accumulators[4 j + 2]    accumulators[4 j + 3]
 //
-// The lanes of a warp that have row block j:
+// Which lane of a warp has which rows and columns of row block j:
 //
 //              column 16 w +   0    1    2    3    4    5    6    7  | 8 ... 15: the same lanes
 //   rows 8 j + 0, 8 j + 1      0    4    8   12   16   20   24   28  |

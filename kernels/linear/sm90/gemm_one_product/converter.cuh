@@ -9,7 +9,8 @@
 //   patch         32 x 256   what a converter warp converts at a time: 4 k-tiles, of 64 each
 //   piece         8 x 64     what the warp loads to shared memory at a time: a sixteenth of a patch
 //                            (32 x 16 if the weight is transposed)
-//   octet         1 x 8      what a lane converts at a time: two of a piece's 64
+//   octet         1 x 8      what a lane converts at a time. A piece has 64 octets, two for each
+//                            lane
 //
 // Patches form a grid, with patch rows along N and patch columns along K: a panel has 4 patch rows,
 // and K = 8192 has 32 patch columns. A weight group is all weight tiles that the clusters multiply
@@ -131,7 +132,8 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 // Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
 // patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
 //
-// Why no warp waits forever, neither here nor in wait_converted. Three facts about PatchOrder:
+// Why no warp waits forever, neither here nor in wait_converted. (K-tiles are counted here as in
+// producer_k_tile: over all tiles of a cluster.) Three facts about PatchOrder:
 //
 //   1. Patches are taken in this order, and each warp converts its patches in this order.
 //   2. first_use never falls along the order. In a weight group it grows with the patch column. The

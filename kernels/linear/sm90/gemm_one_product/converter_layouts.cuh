@@ -120,9 +120,10 @@ struct OctetPlace {
   }
 };
 
-// Subnormals are counted in count units (converter_subnormals.cuh). A patch has 16, of 8 rows x 64
-// of K each, for both layouts. Their numbers are those of the row-major pieces, so p9 of a
-// row-major weight is unit 9. p9 of a transposed weight has elements of units 8 to 11.
+// A count unit is a part of a patch in which subnormals are counted together
+// (converter_subnormals.cuh): 8 rows x 64 of K, for both layouts. A patch has 16. Their numbers are
+// those of the row-major pieces, so p9 of a row-major weight is unit 9. p9 of a transposed weight
+// has elements of units 8 to 11.
 //
 // A layout, RowMajor or Transposed, has these members. `piece` is 0 to 15, for p0 to p15.
 //

@@ -109,16 +109,16 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
     const OctetPlace place = Layout::place(lane, piece, octet);
-    // The distance from `target` is equal for all lanes. Lane 0's target is at offset 0, so its
-    // distance is the octet's offset.
+    // The distance from `target` is equal for all lanes. It is computed for lane 0, whose target is
+    // at offset 0, so that it is a constant for the compiler.
     const int distance = Layout::place(/*lane=*/0, piece, octet).offset();
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.scale], &probe);
   }
   return probe.has_found();
 }
 
-// Loads the factors of the lane's rows in a patch. The lane's first kRows octets are in kRows
-// different rows: all that it has.
+// Loads the factors of the lane's rows in a patch. The lane has kRows rows. Its first kRows octets
+// have one in each of them.
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
                                             int lane, float (&scale)[Layout::kRows]) {

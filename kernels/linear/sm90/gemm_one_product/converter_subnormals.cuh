@@ -95,8 +95,8 @@ static_assert(scaled_subnormals(/*subnormals=*/4, /*nonzeros=*/32) == 8,
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t n,
                                         const uint4& octet) {
   const ElementCounts own = count_elements(octet);
-  // Both counts in one pair, nonzeros in .x and normals in .y: first of the lane's elements with
-  // even index and of those with odd index.
+  // `even` has the nonzeros (.x) and normals (.y) of the lane's elements with even index, and `odd`
+  // those of the others.
   const __half2 even = __lows2half2(own.nonzeros, own.normals);
   const __half2 odd = __highs2half2(own.nonzeros, own.normals);
   __half2 counts = __hadd2(even, odd);  // of the lane; after the loop, of all eight lanes

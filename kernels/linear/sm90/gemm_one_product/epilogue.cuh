@@ -56,8 +56,9 @@ namespace kernels::sm90::gemm_one_product {
 //   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo). So the first multiplication
 //               rounds to a multiple of 2^-149 = 2^-126 * 2^-23 at worst, as if it rounded the
 //               accumulator to a multiple of 2^-23. That is less than the errors of its products:
-//               the largest element of a scaled row of x is 2^14 or more, and fp16 rounds it to a
-//               multiple of 2^4.
+//               the largest element of a scaled row of x is 2^14 or more. fp16 rounds it to a
+//               multiple of 2^4, which errs by up to 2^3 times an element of the weight, and fp16
+//               has none below 2^-24 but 0.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }

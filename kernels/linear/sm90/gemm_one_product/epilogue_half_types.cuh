@@ -114,7 +114,7 @@ struct StagedRowsReader {
                               uint32_t staging, int thread) {
     const int row = thread / 8;
     const int vector = thread % 8;
-    const int place = vector ^ thread / 8 % 8;  // v ^ (row % 8)
+    const int place = vector ^ (thread / 8 % 8);  // vector ^ (row % 8)
     source = staging + row * kStagedRowBytes + place * kVectorBytes;
     m = warpgroup_tile.first_m + row;
     n = warpgroup_tile.first_n + vector * 8;

@@ -6,8 +6,8 @@
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
 // In all files of this folder, a variable m is the number of a row of x, which is also a row of
-// out. A variable n is the number of a row of the weight, which is also a column of out. (Only
-// GradientMode's out is [N, M]: launch.cuh has exchanged the caller's operands.)
+// out. A variable n is the number of a row of the weight, which is also a column of out. (In
+// GradientMode launch.cuh has exchanged x and weight, so the caller's out [M, N] is [N, M] here.)
 //
 // launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh):
 //
