@@ -38,8 +38,8 @@ from referee.reference.problem import Problem
 
 DESCRIPTION = "Compares the replacements with their references: first the outputs, then the time."
 OUR_SOLUTION = Path(__file__).resolve().parent / "model_new.py"
-# A sweep (--sweep) times many sizes, in these dtypes unless the user asks for others. On a CPU, more
-# than one would take too long.
+# A sweep (--sweep) times many sizes, in these dtypes unless the user asks for others. On a CPU,
+# more than one would take too long.
 SWEEP_DTYPES = {"cpu": ["float32"], "cuda": ["float32", "float16", "bfloat16"]}
 SWEEP_SETTINGS = 2  # how many precision settings a sweep measures
 # A run is a quick check if no option, such as --full, asks for more or other work
