@@ -136,7 +136,8 @@ def _sweep_subjects(name: str, dtype: str, device: torch.device) -> list[Subject
 def _make_problem(subject: Subject, device: torch.device) -> Problem:
     """Return the referee's object for the problem of a subject."""
     problem = sizes.make_problem(subject.problem, subject.shape, DTYPES[subject.dtype], device)
-    problem.some_settings = subject.settings  # measures only these; all, if there are none
+    # The precision settings to measure; if empty, all of the problem's.
+    problem.some_settings = subject.settings
     return problem
 
 

@@ -38,7 +38,9 @@ constexpr int bytes_of_element(DType dtype) {
 }
 
 // The layout of grad_output in ReLU's backward, whose strides may differ from the output's.
-// Dimension 0 is the innermost dimension of the output.
+// Dimension 0 is the innermost dimension of the output. Neighbouring dimensions that one stride
+// covers are merged into one: a gradient in the output's own memory order has one dimension, with
+// stride 1.
 //
 // Example: the output is a contiguous [4, 6], and grad_output is the transpose of a contiguous
 // [6, 4]. Then dimensions = 2, sizes = {6, 4} and strides = {4, 1}.
@@ -125,9 +127,10 @@ struct LinearArguments {
   void* workspace;
 };
 
-// A float32 matrix to transpose: target[r][c] = source[c][r]. linear/operator/run_gemm.h copies a
-// transposed operand this way if the kernel cannot read it, and
-// linear/sm90/gemm_one_product/launch.cuh a transposed weight if tiles are computed again in TF32.
+// A float32 matrix to transpose: target[r][c] = source[c][r]. linear/operator/run_gemm.h makes such
+// a copy of a transposed operand that the kernel cannot read.
+// linear/sm90/gemm_one_product/launch.cuh makes one of a transposed weight, if tiles are computed
+// again in TF32.
 struct Transposition {
   const float* source;    // [columns, rows]; the elements of a row are adjacent
   int64_t source_stride;  // from one row of `source` to the next
@@ -136,8 +139,9 @@ struct Transposition {
   int64_t rows, columns;
 };
 
-// The fused pass: the elementwise work before and after torch's own products, in any DType. float64
-// divides in double, all other types in float. Matrices are contiguous.
+// The fused pass: in any DType, the elementwise work after torch's product in a forward, and before
+// the products (torch's or ours) in a backward. float64 divides in double, all other types in
+// float. Matrices are contiguous.
 
 // One call of its forward, in place: out = relu(out) / divisor. Before the call, out is the product
 // plus bias.
@@ -234,8 +238,8 @@ void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t en
 // time (fused_pass_cpu.cpp has a picture of the units).
 //
 //   1. Threads call linear_fused_pass_backward for ranges of units, begin <= i < end. Together the
-//      ranges cover all linear_fused_pass_backward_units units. This writes grad_z, and sums of its
-//      columns to the workspace.
+//      ranges cover all linear_fused_pass_backward_units units. This writes grad_z. It also writes
+//      partial sums of grad_z's columns to the workspace.
 //   2. If grad_bias is needed, one thread then calls linear_fused_pass_backward_sum, which writes
 //      it.
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call);

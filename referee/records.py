@@ -37,7 +37,8 @@ class Subject(NamedTuple):
         dtype: of the input, without "torch.".
         shape: of the input.
         settings: float32's precision settings to measure; empty for all that the problem has.
-        note: why the shape is not the problem's own; "" if it is.
+        note: why the shape is not the problem's own, and what a quick check leaves out; "" if
+            neither applies.
         elements: of a call's largest tensor; set only in a sweep.
     """
 

@@ -269,7 +269,8 @@ def _check_nvcc(toolchain: Toolchain) -> None:
     if f"release {cuda.split('.')[0]}." not in version:
         raise BuildError(f"expected an nvcc of CUDA {cuda}, got {nvcc}: {version!r}. {advice}")
     done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=False)
-    for target in toolchain.targets:  # nvcc lists `compute_90`, for example, also for `sm_90a`
+    # The list has no entry with an "a": where nvcc can compile for `sm_90a`, it has `compute_90`.
+    for target in toolchain.targets:
         if "compute_" + re.sub(r"\D", "", target) not in done.stdout.split():
             raise BuildError(f"{nvcc} can't compile for {target}. {advice}")
 

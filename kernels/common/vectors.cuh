@@ -147,8 +147,8 @@ __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #endif
 }
 
-// Loads one byte of a mask with an L2 policy. Callers pass the policy with which they access the
-// tensor beside the mask, so that L2 treats the lines of both alike.
+// Loads one byte of a mask with an L2 policy. Callers pass the policy with which they load the
+// values that the mask belongs to, so that L2 treats the lines of both alike.
 __device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
   uint32_t bits;

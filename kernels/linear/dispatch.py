@@ -229,8 +229,8 @@ class _Placements:
 def _placements_if_local(x: object, weight: object, bias: object | None) -> _Placements | None:
     """Return the placements of gradients and result if each process can compute its part alone.
 
-    Each process can in these cases, where M is any dimension of x but the last. Each dimension of
-    the device mesh may be in a different case.
+    Each process can compute its part alone in the cases of this table. M stands for any dimension
+    of x but the last. Each dimension of the device mesh may be in a different case.
 
         x               weight, bias    gradient of x   gradients of    result
                                                         weight, bias

@@ -38,12 +38,13 @@ using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/fa
 // With a mask, this is faster than Small (measured for an x of 8 MiB on an H200).
 using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
 
-// The sizes of x, in bytes, by which choose_config chooses among these.
+// The sizes of the input (x; in backward, the gradient of the output), in bytes, by which
+// choose_config chooses among these.
 struct SizeLimits {
-  // From these sizes on, x is large, and L2 is told to evict the lines of x last, and so evicts
-  // lines of results before them. That is faster, probably because more neighbouring lines of
-  // results then go to memory together. For a smaller x it is slower: without a mask, a loop over
-  // the same 64 MiB took 6% longer (docs/EXPERIMENTS.md, "ReLU on a GPU").
+  // From these sizes on, the input is large, and L2 is told to evict its lines last. That is
+  // faster. The cause was not measured; probably L2 then evicts lines of results sooner, and writes
+  // more neighbouring ones to memory at a time. For a smaller x it is slower: without a mask, a
+  // loop over the same 64 MiB took 6% longer (docs/EXPERIMENTS.md, "ReLU on a GPU").
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector
@@ -73,9 +74,10 @@ int choose_config(int64_t n, const Body& body) {
 
 // ----------------------------------------------------------------------- the elements of a thread
 
-// The elements of a thread. Vector u begins at element first + u * kStride. The functions that load
-// and store a vector take u * kStride, as `offset`. It is a compile-time constant, so that all
-// accesses of a thread share one base register. kSize is the number of elements of a vector.
+// The elements of a thread. Vector u begins at element first + u * kStride. The functions of
+// ForwardOfThread and BackwardOfThread take u * kStride as `offset`. It is a compile-time constant,
+// so that all accesses of a thread share one base register. kSize is the number of elements of a
+// vector.
 template <typename Config, int kSize>
 struct ThreadElements {
   using Index = typename Config::Index;

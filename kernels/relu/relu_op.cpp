@@ -194,8 +194,8 @@ struct ReluBackward : Node {
     const Tensor positive = allocate(mask, {sizeof(double)}, at::kByte).fill_(0x3c);
     select_by_mask(mask, positive.const_data_ptr(), kConstantLayout, substitute);
     // threshold_backward also has a derivative by its second argument, the forward's output: zeros.
-    // In torch's graph an edge leads from there to the node of the forward, so that these zeros are
-    // a gradient of x, which would be None without the edge. The substitute gets the same edge.
+    // In torch's graph this argument has an edge to the forward's node. So in a double backward x
+    // gets these zeros as its gradient, and not None. The substitute gets the same edge.
     if (at::GradMode::is_enabled()) {
       torch::autograd::impl::set_gradient_edge(substitute, {getptr(), 0});
     }

@@ -127,9 +127,9 @@ inline void for_each_range(const Tensor& out, RangeFunction work) {
   const int64_t element_bytes = out.element_size();
   char* const data = static_cast<char*>(out.mutable_data_ptr());
   const bool is_large = out.nbytes() >= kLargeOutputBytes;
-  // for_elements_by_pages counts pages from element 0. So its ranges end where huge pages end only
-  // if `out` begins with one, as the pool's blocks do. If the pool has no memory, `out` is in
-  // torch's memory, which may begin anywhere.
+  // for_elements_by_pages counts pages from element 0. Those are the system's huge pages only if
+  // `out` begins where a huge page begins, as the pool's blocks do. If the pool has no memory,
+  // `out` is in torch's memory, which may begin anywhere.
   const bool begins_with_page = reinterpret_cast<uintptr_t>(data) % cpu::kHugePage == 0;
   const bool goes_by_pages = is_large && begins_with_page;
 

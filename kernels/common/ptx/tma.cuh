@@ -21,11 +21,11 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
 
 // ------------------------------------------------------------- from global memory to shared memory
 
-// A box comes from a matrix (2d), or from a tensor of several matrices (3d), of which `matrix` is
-// the index. It begins at element [row, column] of the matrix; the instructions take the column
-// first. The box goes to address `target` in shared memory. The mbarrier at address `barrier`
-// counts the bytes as they arrive. Multicast copies go to the same address in each block of the
-// cluster whose bit is set in `blocks`, and each of these blocks has its own mbarrier.
+// A box comes from a matrix (2d), or from matrix number `matrix` of a tensor that has several (3d).
+// It begins at element [row, column] of the matrix; the instructions take the column first. The box
+// goes to address `target` in shared memory. The mbarrier at address `barrier` counts the bytes as
+// they arrive. Multicast copies go to the same address in each block of the cluster whose bit is
+// set in `blocks`, and each of these blocks has its own mbarrier.
 
 // cp.async.bulk.tensor.2d with multicast: a box to several blocks.
 __device__ inline void copy_tensor_multicast(uint32_t target, const CUtensorMap* map, int column,

@@ -127,7 +127,7 @@ constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 
 // wgmma.mma_async: d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), in fp16. `a` is in
 // registers, four words a thread; b_tile is the descriptor of b, K-major. The type of the first
-// argument chooses n; its value is not used.
+// argument chooses n; its value is not used. d may have more registers than the n / 2 of this n.
 //
 // KERNELS_WGMMA defines the function for one n. `count` is n / 2, the number of accumulators of a
 // thread. a0 to p are the numbers of the operands after the accumulators: the four words of a, the
