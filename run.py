@@ -88,7 +88,7 @@ def _choose_subjects(args: argparse.Namespace, device: torch.device) -> list[Sub
     if args.problem:
         names = [args.problem]
     if args.dtype:
-        dtypes = args.dtype
+        dtypes = args.dtype  # a list, as --dtype takes several
     subjects: list[Subject] = []
     for name in names:
         for dtype in dtypes:

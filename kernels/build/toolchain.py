@@ -214,7 +214,7 @@ def find_cuda_home() -> Path | None:
 
     The folders are those in which torch looks, and those where pip installs a toolkit.
     """
-    # If torch's build tools are imported already, a user may have set their CUDA_HOME.
+    # If torch's build tools are imported already, a user may have set CUDA_HOME in that module.
     build_tools = sys.modules.get("torch.utils.cpp_extension")
     nvcc = shutil.which("nvcc")
     major = torch.version.cuda.split(".")[0]

@@ -30,9 +30,10 @@
 // smaller ones may differ in their last bit. A positive z below 2^-117 may become 0, and then its
 // bit of the mask is 0. Divisors above 2^32 would do this to larger z.
 //
-// In such a call, a tile still takes the general epilogue if a row of x or of the weight was scaled
-// by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients in half
-// types that are computed in GradientMode have neither epilogue.
+// In a fast call of float32, a tile still takes the general epilogue if one of its rows of x or of
+// the weight was scaled by a very large or very small power of two
+// (FastEpilogueConfig::kMaxExponent). Gradients in half types that are computed in GradientMode
+// have neither epilogue.
 
 #pragma once
 

@@ -30,7 +30,9 @@ struct BackwardConfig {
   static constexpr int kRowGroupSize = 64;
   static_assert(kRowGroupSize % kRowsInFlight == 0, "the rows in flight are of one row group");
   // The grid has about as many blocks as this number of multiprocessors runs at once; an H200 has
-  // 132. With twice as many blocks, half types take longer (docs/EXPERIMENTS.md, "The fused pass").
+  // 132. With 128, each warp of grad_bias_kernel adds up at most kRowGroupSize rows (its
+  // static_assert). With twice as many blocks, half types take longer (docs/EXPERIMENTS.md, "The
+  // fused pass").
   static constexpr int64_t kMultiprocessors = 128;
 
   // Blocks that a multiprocessor runs at once. The compiler keeps registers few enough for that.

@@ -64,7 +64,7 @@ struct PackedMask {
   // One byte more than a run's bits: eight_bits reads two bytes.
   uint8_t bytes[kMaxRun / 8 + 1] = {};
 
-  // The bits of the elements i to i + 7. Bits beyond the run's last element mean nothing.
+  // The bits of the elements i to i + 7.
   int eight_bits(int64_t i) const {
     const int two_bytes = bytes[i / 8] | bytes[i / 8 + 1] << 8;
     return (two_bytes >> (i % 8)) & 0xff;

@@ -20,7 +20,7 @@
 #include "linear/operator/gate.h"
 #include "torch_support/operators.h"
 
-// Declared here because ATen/autocast_mode.h includes all of ATen, which takes 2 of 7 s to compile.
+// Declared here because ATen/autocast_mode.h includes all of ATen, which takes 2 s to compile.
 namespace at::autocast {
 TORCH_API ScalarType get_autocast_dtype(DeviceType device_type);
 TORCH_API Tensor cached_cast(ScalarType to_type, const Tensor& arg, DeviceType device_type);
@@ -172,8 +172,9 @@ inline void record_backward(Namespace name_space, const LinearInputs& inputs, co
   torch::autograd::set_history(out, std::move(node));
 }
 
-// linear_relu_divide while torch.compile or make_fx traces, which records the operators that are
-// called here. Its tensors have no memory. Records the backward if a gradient is needed.
+// linear_relu_divide inside a trace of torch.compile or make_fx. The trace records the operators
+// that this function calls. The tensors of a trace have no memory. Records the backward if a
+// gradient is needed.
 inline Tensor linear_autograd_in_trace(Namespace name_space, const LinearInputs& inputs) {
   if (!any_operand(inputs, needs_gradient)) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;

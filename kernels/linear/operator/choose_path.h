@@ -79,16 +79,17 @@ struct Product {
   // x is column-major: elements of a column are adjacent, and elements of a row are not. In
   // float32 it is copied first.
   bool x_is_transposed;
-  // The weight is row-major, and its rows can be read by 16-byte vectors. The paths skinny and sm90
-  // copy any other weight first, or read it as its transpose.
+  // The weight is row-major, and its rows can be read by 16-byte vectors. The path sm90 copies any
+  // other weight first, or reads it as its transpose. The path skinny is not chosen for it.
   bool weight_has_vector_rows;
 
   bool is_float32() const { return dtype == DType::kFloat32; }
   bool is_highest() const { return precision == Precision::kHighest; }
 };
 
-// The least K for which each kernel may be chosen. The benchmark `path-grid`, which checks the
-// limits of this file, has no forward with a shorter K at that kernel's precision.
+// The least K for which each kernel may be chosen. Shorter K were not checked: the benchmark
+// `path-grid`, which checks the limits of this file, has no forward with a shorter K at that
+// kernel's precision.
 constexpr int64_t kLeastKAtHighest = 16;      // fp16x3, and skinny.cu from 17 rows of x on
 constexpr int64_t kLeastKOfOneProduct = 256;  // gemm_one_product
 
@@ -125,8 +126,9 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 // multiprocessors. For x with 16 rows and a weight with 8192, out has 1 * 256 tiles of 16 x 32.
 // This is 1.94 for each multiprocessor, so skinny wins from K = 256 on.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
-  // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has fewer rows.
-  // It has all rows of x, unless K is so long that x does not fit into shared memory.)
+  // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has as many rows
+  // as x, or fewer if K is too long for shared memory. The count below takes one tile for all
+  // rows.)
   constexpr int kTileRows = 16;
   constexpr int kTileColumns = 32;
   constexpr int kVeryFewRows = 8;

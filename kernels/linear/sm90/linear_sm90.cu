@@ -59,7 +59,7 @@ void launch_high(const LinearArguments& call, cudaStream_t stream) {
   const gemm_one_product::OneProductWorkspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   gemm_one_product::launch_convert(call, workspace, stream);
-  gemm_one_product::launch_redo(call, workspace, stream);
+  gemm_one_product::launch_redo(call, workspace, stream);  // copies a transposed weight first
 }
 
 // Launches a chunk of a float32 call at `highest`.

@@ -100,10 +100,10 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //                   are finite or zeros, and no sum of finite fp16 products overflows float32.)
 //   second launch   Reads each kOverflowed row. If it has infinity or NaN, the state becomes
 //                   kNonfinite. Otherwise the row gets an exponent from its largest element. Then
-//                   the launch computes all tiles again that have a row of either state. A tile
-//                   whose only such row is kNonfinite is included, because a warp may read the
-//                   state before or after it changes. If no row is kOverflowed, which is usual, the
-//                   launch ends at once.
+//                   the launch computes all tiles again that have a row of either state. Both
+//                   states count, so that all warps decide alike about a tile, whether they read
+//                   the state before or after it changes. If no row is kOverflowed, which is usual,
+//                   the launch ends at once.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format

@@ -25,7 +25,7 @@ constexpr float kLeastNormalHi = 0x1p-14f;
 //
 // Zeros do not count as elements, because hi represents them exactly. The converter warps know the
 // zeros of each k-tile, but not those of the whole row. So they pass K as `elements`, and scale up
-// the count of each k-tile: as if its zeros were nonzeros, and as many of them subnormal as of the
+// the count of each k-tile: as if its zeros were nonzeros, with the same share of subnormals as the
 // others (scaled_subnormals in converter_subnormals.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;

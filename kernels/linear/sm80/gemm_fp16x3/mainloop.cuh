@@ -250,10 +250,10 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, MmaFragments& fr
     results.add_hi_products(fragments, /*k_step=*/0, i);
   }
 
-  // Copies have begun for this stage and for the two (kStages - 2) after it. After this wait, only
-  // the copies of the last one (kStages - 3) may still be under way: the next stage has arrived.
-  // After the barrier, no warp still reads the stage before this one, which the copies of phase 3
-  // overwrite.
+  // Copies have begun for this stage and for the two after it (kStages - 2 stages). This wait lets
+  // the copies of one stage (kStages - 3), the last that were begun, stay under way. So the next
+  // stage has arrived. After the barrier, no warp still reads the stage before this one, which the
+  // copies of phase 3 overwrite.
   ptx::wait_copies<Sm80Config::kStages - 3>();
   __syncthreads();
   stage = next_stage(stage);

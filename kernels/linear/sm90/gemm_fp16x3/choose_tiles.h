@@ -7,9 +7,9 @@
 // all.
 //
 // Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has work
-// for 8 of them, because a cluster's range of K has a minimum length (StreamKConfig::min_range):
-// here 13 of the 107 k-groups. Three tiles of 64 rows have work for 36. Their estimated time is
-// shorter, so they are chosen.
+// for 8 of them, because a cluster's range of K has a minimum length (StreamKConfig::min_range): 12
+// k-groups of 176 rows, which are about 13 of this tile's 107. Three tiles of 64 rows have work for
+// 36. Their estimated time is shorter, so they are chosen.
 //
 // The unit of time is the row time, as in stream_k.cuh's cost model (StreamKConfig).
 
@@ -41,8 +41,8 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
       static_cast<double>(k_groups) / StreamKConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
   // The time to store and add partial sums, but at least the time of kMinSaving k-groups. So
-  // sharing is estimated to be faster only if each cluster then multiplies fewer k-groups by at
-  // least that many (StreamKConfig).
+  // sharing is estimated to be faster only if it saves each cluster at least that many k-groups
+  // (StreamKConfig).
   const double adding_time = std::max(StreamKConfig::kMinSaving * k_group_time,
                                       StreamKConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;

@@ -234,7 +234,7 @@ struct Fp16x3Consumer {
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
           // Of these eight places the thread has two, with the elements scaled[i] and scaled[i +
           // 1]. The index i is the same for every c. It is computed for c = 0, whose elements are 0
-          // to 3.
+          // to 3, so that an element's number is its index in `scaled`.
           const int i = split::element_at_place(8 * upper);
           const int reg = 2 * upper + next_row;  // wgmma's order of registers
           split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],

@@ -32,8 +32,9 @@
 //   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
-//   row_subnormals      [n]: how many elements of row n have lost bits in fp16, scaled up where the
-//                       row has zeros. Only converter warps use it (converter_subnormals.cuh).
+//   row_subnormals      [n]: the count of row n's subnormals in fp16. The count of a k-tile with
+//                       zeros is scaled up, as if it had none (converter_subnormals.cuh). Only
+//                       converter warps use this counter.
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
 // hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
@@ -197,9 +198,9 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
   const WeightConversion& conversion = order.conversion;
   const unsigned patches = order.count();
   const unsigned first_number = take_patch(conversion);
-  // The atomic operation above and the loads of is_needed are in flight at the same time. Calling
-  // is_needed only after the first patch was tried, and was slower (docs/EXPERIMENTS.md, "Hopper's
-  // products", under "At `high` and in half types").
+  // The atomic operation above and the loads of is_needed are in flight at the same time. A variant
+  // that converts the first patch before it calls is_needed was slower (docs/EXPERIMENTS.md,
+  // "Hopper's products", under "At `high` and in half types").
   if (!is_needed()) return;
   unsigned number = __shfl_sync(0xffffffff, first_number, 0);
   while (number < patches) {

@@ -117,8 +117,8 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
   return probe.has_found();
 }
 
-// Loads the factors of the lane's rows in a patch. The lane has kRows rows. Its first kRows octets
-// have one in each of them.
+// Loads the factors of the lane's rows in a patch. The lane's first kRows octets are in different
+// rows, and these are all of its rows.
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
                                             int lane, float (&scale)[Layout::kRows]) {

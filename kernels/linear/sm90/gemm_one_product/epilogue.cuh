@@ -57,8 +57,8 @@ namespace kernels::sm90::gemm_one_product {
 //               rounds to a multiple of 2^-149 = 2^-126 * 2^-23 at worst, as if it rounded the
 //               accumulator to a multiple of 2^-23. That is less than the errors of its products:
 //               the largest element of a scaled row of x is 2^14 or more. fp16 rounds it to a
-//               multiple of 2^4, which errs by up to 2^3 times an element of the weight, and fp16
-//               has none below 2^-24 but 0.
+//               multiple of 2^4, so it is off by up to 2^3. An element of the weight in fp16 is 0
+//               or at least 2^-24, so their product may be off by 2^-21.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
@@ -159,7 +159,7 @@ struct RowCursor {
   // Stores the row's results and bits of the mask. All lanes of a warp call it.
   __device__ __forceinline__ void store(const float (&results)[4], uint32_t bits) const {
     const bool exists = rows_left > 0;
-    // The store is non-temporal, as L2 is for x and the weight.
+    // The store is non-temporal, to leave L2 to x and the weight.
     if (exists) {
       __stcs(reinterpret_cast<float4*>(out),
              make_float4(results[0], results[1], results[2], results[3]));

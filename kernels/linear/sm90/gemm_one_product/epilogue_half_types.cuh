@@ -114,7 +114,9 @@ struct StagedRowsReader {
                               uint32_t staging, int thread) {
     const int row = thread / 8;
     const int vector = thread % 8;
-    const int place = vector ^ (thread / 8 % 8);  // vector ^ (row % 8)
+    // The swizzle. With `row` in place of thread / 8, nvcc makes other machine code than was
+    // measured.
+    const int place = vector ^ (thread / 8 % 8);
     source = staging + row * kStagedRowBytes + place * kVectorBytes;
     m = warpgroup_tile.first_m + row;
     n = warpgroup_tile.first_n + vector * 8;
