@@ -214,9 +214,9 @@ int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_
 
 // --------------------------------------------------------------------------------------------- CPU
 //
-// These run on the calling thread. The caller (torch_support/elementwise.h, linear/operator/)
-// divides the work among torch's threads, and each thread gets a range begin <= i < end. Pointers
-// always point to element 0 of the whole array.
+// These run on the calling thread. for_each_range (torch_support/elementwise.h) and
+// linear/operator/ divide the work among torch's threads, and each thread gets a range begin <= i <
+// end. Pointers always point to element 0 of the whole array.
 
 namespace cpu {
 

@@ -28,8 +28,9 @@ template <typename T>
 void store_past_caches(const T* block, T* out) {
   constexpr int64_t kElementsOfStore = sizeof(__m128i) / sizeof(T);
   for (int64_t i = 0; i < kBlock; i += kElementsOfStore) {
-    // No `auto` pointers: they would lose __m128i's may_alias. GCC would then take the stores with
-    // which map_blocks has filled `block` for dead, and remove them.
+    // Do not keep the cast pointers in `auto` variables: these would lose __m128i's may_alias. GCC
+    // would then believe that nobody reads what map_blocks has stored in `block`, and remove those
+    // stores.
     const __m128i vector = _mm_load_si128(reinterpret_cast<const __m128i*>(block + i));
     _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), vector);
   }

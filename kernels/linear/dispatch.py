@@ -211,7 +211,7 @@ def _reference_forward(module: nn.Module, x: object) -> object:
 
 @dataclass(frozen=True)
 class _Placements:
-    """The placements of the DTensors that a call makes.
+    """The placements of a call's result and gradients, which are DTensors.
 
     Each list has one placement for each dimension of the device mesh.
 
@@ -289,8 +289,8 @@ class _LocalTensor(torch.autograd.Function):
         ctx.shape = x.shape
         ctx.stride = x.stride()
         local = x.to_local()
-        # autograd sets the grad_fn of the returned tensor. A view is returned so that it does not
-        # set the grad_fn of x's own local tensor.
+        # autograd sets the grad_fn of the returned tensor. That must not be x's own local tensor,
+        # so a view of it is returned.
         return local.view_as(local)
 
     @staticmethod
@@ -312,7 +312,7 @@ class _LocalTensor(torch.autograd.Function):
 def _linear_of_dtensors(
     x: object, linear: Linear, divisor: float, placements: _Placements, operator: Callable
 ) -> object:
-    """Compute the result of DTensors: each process computes its part from its local tensors.
+    """Compute the forward of DTensors: each process computes its part from its local tensors.
 
     Args:
         x: a DTensor `[..., K]`.

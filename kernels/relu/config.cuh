@@ -38,8 +38,8 @@ using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/fa
 // With a mask, this is faster than Small (measured for an x of 8 MiB on an H200).
 using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
 
-// The sizes of the input (x; in backward, the gradient of the output), in bytes, by which
-// choose_config chooses among these.
+// choose_config chooses among the configurations above by the bytes of the input (x; in backward,
+// the gradient of the output). These are its limits.
 struct SizeLimits {
   // From these sizes on, the input is large, and L2 is told to evict its lines last. That is
   // faster. The cause was not measured; probably L2 then evicts lines of results sooner, and writes
@@ -76,8 +76,8 @@ int choose_config(int64_t n, const Body& body) {
 
 // The elements of a thread. Vector u begins at element first + u * kStride. The functions of
 // ForwardOfThread and BackwardOfThread take u * kStride as `offset`. It is a compile-time constant,
-// so that all accesses of a thread share one base register. kSize is the number of elements of a
-// vector.
+// because loops over u are unrolled, and so all accesses of a thread share one base register. kSize
+// is the number of elements of a vector.
 template <typename Config, int kSize>
 struct ThreadElements {
   using Index = typename Config::Index;

@@ -24,8 +24,9 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
 // A box comes from a matrix (2d), or from matrix number `matrix` of a tensor that has several (3d).
 // It begins at element [row, column] of the matrix; the instructions take the column first. The box
 // goes to address `target` in shared memory. The mbarrier at address `barrier` counts the bytes as
-// they arrive. Multicast copies go to the same address in each block of the cluster whose bit is
-// set in `blocks`, and each of these blocks has its own mbarrier.
+// they arrive. A multicast copy goes to each block of the cluster that has its bit set in `blocks`,
+// at address `target` of that block's shared memory. The mbarrier at address `barrier` of that
+// block counts the bytes that arrive there.
 
 // cp.async.bulk.tensor.2d with multicast: a box to several blocks.
 __device__ inline void copy_tensor_multicast(uint32_t target, const CUtensorMap* map, int column,

@@ -63,9 +63,9 @@ __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 1
 //
 //   K-major     A swizzle line has adjacent elements of K of one row. The next one has those of the
 //               next row.
-//   MN-major    Only in half types. A swizzle line has the same element of K of 64 adjacent rows.
-//               The next one has the next element of K. The lines of the next 64 rows begin
-//               kBlockBytes later.
+//   MN-major    Only in half types. A swizzle line has one element of each of 64 adjacent rows, all
+//               at one k. The next line has their elements at k + 1. The lines of the next 64 rows
+//               begin kBlockBytes later.
 //
 // The address and all distances are in descriptor_units:
 //
@@ -125,9 +125,10 @@ constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
   "%104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
   "%119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// wgmma.mma_async: d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), in fp16. `a` is in
-// registers, four words a thread; b_tile is the descriptor of b, K-major. The type of the first
-// argument chooses n; its value is not used. d may have more registers than the n / 2 of this n.
+// wgmma.mma_async: d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), where a and b are
+// fp16 and d is float. `a` is in registers, four words a thread; b_tile is the descriptor of b,
+// K-major. The type of the first argument chooses n; its value is not used. d may have more
+// registers than the n / 2 of this n.
 //
 // KERNELS_WGMMA defines the function for one n. `count` is n / 2, the number of accumulators of a
 // thread. a0 to p are the numbers of the operands after the accumulators: the four words of a, the
