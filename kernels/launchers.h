@@ -139,9 +139,9 @@ struct Transposition {
   int64_t rows, columns;
 };
 
-// The fused pass: in any DType, the elementwise work after torch's product in a forward, and before
-// the products (torch's or ours) in a backward. float64 divides in double, all other types in
-// float. Matrices are contiguous.
+// The fused pass, in any DType. In a forward it is the elementwise work after torch's product; in a
+// backward, the elementwise work before the products (torch's or ours), and the gradient of bias.
+// float64 divides in double, all other types in float. Matrices are contiguous.
 
 // One call of its forward, in place: out = relu(out) / divisor. Before the call, out is the product
 // plus bias.
@@ -223,8 +223,8 @@ namespace cpu {
 // As cuda::relu and cuda::relu_backward, for the elements begin <= i < end. begin is a multiple of
 // 8, so that no two threads write one byte of the mask. grad_output is dense or constant.
 //
-// If bypasses_caches, results are written by stores that bypass the caches. Callers ask for that
-// where the whole output is larger than a cache.
+// If bypasses_caches, results are written by stores that bypass the caches. for_each_range asks for
+// that where the whole output has kLargeOutputBytes or more (torch_support/elementwise.h).
 void relu(const ReluArguments& call, int64_t begin, int64_t end, bool bypasses_caches);
 void relu_backward(const ReluBackwardArguments& call, int64_t begin, int64_t end,
                    bool bypasses_caches);

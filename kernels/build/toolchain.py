@@ -119,14 +119,12 @@ def _requested_targets() -> set[str]:
     """Return the targets that TORCH_CUDA_ARCH_LIST names, as torch's build tools read it."""
     try:
         flags = cpp_extension()._get_cuda_arch_flags()
-    except (ValueError, LookupError):
-        flags = []
-    if not flags:
+    except (ValueError, LookupError):  # a LookupError for "native", as no GPU is visible
         arch_list = os.environ["TORCH_CUDA_ARCH_LIST"]
         raise BuildError(
             f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}; expected "
             'compute capabilities such as "9.0", or several such as "8.0;9.0+PTX"'
-        )
+        ) from None
     return {flag.rpartition("code=")[2] for flag in flags}
 
 

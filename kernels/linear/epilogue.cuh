@@ -14,9 +14,8 @@
 //
 //   property                          why the fast epilogue needs it
 //
-//   n is a multiple of the number     No vector crosses the end of a row, and all are aligned.
-//   of elements of a vector of the
-//   fast epilogue
+//   n is a multiple of the fast       No vector crosses the end of a row, and all are aligned.
+//   epilogue's vector size
 //
 //   the divisor is a power of two     The kernel multiplies by 1 / divisor. In half types it does
 //   from 1 to 2^32                    so before it adds the bias: sum / divisor + bias / divisor.
@@ -25,10 +24,10 @@
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
 // Half types, whose sum is divided before the bias is added, still have the same results: the
-// quotients do not overflow, and one fma makes sum / divisor and adds bias / divisor. Only a bias /
-// divisor that is subnormal (below 2^-126) loses bits. That does not change results above 2^-100;
-// smaller ones may differ in their last bit. A positive z below 2^-117 may become 0, and then its
-// bit of the mask is 0. Divisors above 2^32 would do this to larger z.
+// quotients do not overflow, and one fma makes sum / divisor and adds bias / divisor. Bits are lost
+// only where the quotient of bias and divisor is subnormal (below 2^-126). That does not change
+// results above 2^-100; smaller ones may differ in their last bit. A positive z below 2^-117 may
+// become 0, and then its bit of the mask is 0. Divisors above 2^32 would do this to larger z.
 //
 // In a fast call of float32, a tile still takes the general epilogue if one of its rows of x or of
 // the weight was scaled by a very large or very small power of two
@@ -132,7 +131,7 @@ struct Epilogue {
   uint8_t* mask;  // [m, (n + 7) / 8], or null
   int m;
   int n;
-  float floor;  // a z below this becomes 0: it is 0 for ReLU, and -infinity for no ReLU
+  float floor;  // 0 with ReLU, -infinity without: a z below floor becomes 0
   Divisor<float> divisor;
   bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
 

@@ -41,10 +41,10 @@ using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/
 // choose_config chooses among the configurations above by the bytes of the input (x; in backward,
 // the gradient of the output). These are its limits.
 struct SizeLimits {
-  // From these sizes on, the input is large, and L2 is told to evict its lines last. That is
-  // faster. The cause was not measured; probably L2 then evicts lines of results sooner, and writes
-  // more neighbouring ones to memory at a time. For a smaller x it is slower: without a mask, a
-  // loop over the same 64 MiB took 6% longer (docs/EXPERIMENTS.md, "ReLU on a GPU").
+  // From these sizes on, the input is large, and L2 is told to evict the input's lines last. That
+  // is faster. The cause was not measured; probably L2 then evicts lines of results sooner, and
+  // writes more neighbouring ones to memory at a time. For a smaller x it is slower: without a
+  // mask, a loop over the same 64 MiB took 6% longer (docs/EXPERIMENTS.md, "ReLU on a GPU").
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector

@@ -71,7 +71,8 @@ class ComparisonWithEager:
         names = ", ".join(dict.fromkeys(subject.problem for subject in grader.subjects))
         seconds = self._project.quick_seconds[grader.device.type] * len(grader.subjects)
         built = "once the first run has built the kernels (up to a minute)"
-        console.say(f"a quick check of {names}: about {seconds} s, {built}; --full times longer")
+        full = "--full measures for longer"
+        console.say(f"a quick check of {names}: about {seconds} s, {built}; {full}")
 
     def _grade(self, subject: Subject, server: Server, kept_process: KeptEagerProcess) -> None:
         """Grade the solution on a subject.

@@ -155,7 +155,7 @@ def last_lines(records: list[dict], seconds: float, is_full: bool, documents: st
     lines += [_in_words(record, run) for record in records for run in record["runs"]]
     lines += explain_noise(_words_of_tables(records))
     sources = f"--json FILE writes every sample; {documents} say what was done"
-    longer = "" if is_full else "; --full times longer"
+    longer = "" if is_full else "; --full measures for longer"
     lines.append(f"{seconds:.0f} s in all. Details: {sources}{longer}.")
     return "\n".join(lines)
 

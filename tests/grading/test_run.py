@@ -393,7 +393,7 @@ def test_the_quick_check_says_what_it_leaves_out(
         [record] = check_shape(path.read_text())
         assert (left in record["notes"]) == (left in output.out) == is_quick
         assert (record["runs"][0]["step"] is None) == is_quick
-        assert ("; --full times longer.\n" in output.out) == is_quick
+        assert ("; --full measures for longer.\n" in output.out) == is_quick
 
 
 @pytest.mark.slow

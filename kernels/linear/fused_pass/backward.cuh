@@ -29,10 +29,10 @@ struct BackwardConfig {
   // so that the rounding error stays small however many rows it has.
   static constexpr int kRowGroupSize = 64;
   static_assert(kRowGroupSize % kRowsInFlight == 0, "the rows in flight are of one row group");
-  // The grid has about as many blocks as this number of multiprocessors runs at once; an H200 has
-  // 132. With 128, each warp of grad_bias_kernel adds up at most kRowGroupSize rows (its
-  // static_assert). With twice as many blocks, half types take longer (docs/EXPERIMENTS.md, "The
-  // fused pass").
+  // The grid has about as many blocks as this many multiprocessors run at once. That is a little
+  // less than an H200's 132, so that each warp of grad_bias_kernel adds up at most kRowGroupSize
+  // rows (its static_assert). With twice as many blocks, half types take longer
+  // (docs/EXPERIMENTS.md, "The fused pass").
   static constexpr int64_t kMultiprocessors = 128;
 
   // Blocks that a multiprocessor runs at once. The compiler keeps registers few enough for that.
@@ -191,8 +191,8 @@ struct RowsOfThread {
     const int rows_at_once = BackwardConfig::kThreads / arguments.strip_width;
     const int64_t first_row =
         blockIdx.y * arguments.rows_of_block + threadIdx.x / arguments.strip_width;
-    // In the last block of a strip, some threads may have no rows. Their first_row is then at `end`
-    // or less than rows_at_once past it, so that divide_up returns 0.
+    // In the last block of a strip, some threads may have no rows. Their first_row is then from
+    // `end` to end + rows_at_once - 1, for which divide_up returns 0.
     const int64_t end = min((blockIdx.y + int64_t{1}) * arguments.rows_of_block, arguments.m);
     const bool has_columns = elements.count > 0;
     if (has_columns) rows_left = static_cast<int>(divide_up(end - first_row, rows_at_once));
@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(GradBiasConfig::kThreads)
   static_assert(
       BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(sizeof(T)) <=
           BackwardConfig::kRowGroupSize * kWarps,
-      "sums has at most one row for each block that runs at once, so a warp adds up no more of "
-      "them than a row group has rows, and its error is as small");
+      "the array `sums` has at most as many rows as blocks run at once, so a warp adds up at most "
+      "kRowGroupSize rows");
   const int lane = threadIdx.x % 32;
   const int own_warp = threadIdx.x / 32;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;

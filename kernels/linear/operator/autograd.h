@@ -172,9 +172,9 @@ inline void record_backward(Namespace name_space, const LinearInputs& inputs, co
   torch::autograd::set_history(out, std::move(node));
 }
 
-// linear_relu_divide inside a trace of torch.compile or make_fx. The trace records the operators
-// that this function calls. The tensors of a trace have no memory. Records the backward if a
-// gradient is needed.
+// linear_relu_divide inside a trace of torch.compile or make_fx. This function calls operators,
+// which the trace records, and it records the backward if a gradient is needed. It sets no
+// Transposes, because transposes_of_eager reads addresses, and tensors of a trace have none.
 inline Tensor linear_autograd_in_trace(Namespace name_space, const LinearInputs& inputs) {
   if (!any_operand(inputs, needs_gradient)) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -121,8 +121,8 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   return grad;
 }
 
-// Returns whether to try run_gemm for a product in float32. At `high`, gradients use sm90 or torch:
-// torch also if a path other than sm90 is forced.
+// Returns whether to try run_gemm for a product in float32. At `high`, no path of ours but sm90
+// computes gradients. If another one is forced, torch computes them.
 inline bool should_try_gemm_in_float32() {
   const bool is_highest = float32_precision() == Precision::kHighest;
   const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;

@@ -87,9 +87,9 @@ struct Product {
   bool is_highest() const { return precision == Precision::kHighest; }
 };
 
-// The least K for which each kernel may be chosen. Shorter K were not checked: the benchmark
-// `path-grid`, which checks the limits of this file, has no forward with a shorter K at that
-// kernel's precision.
+// The least K for which each kernel may be chosen. Shorter K were not checked: in the benchmark
+// `path-grid`, which checks the limits of this file, the forwards at `highest` begin with K = 16,
+// and those at other precisions with K = 256.
 constexpr int64_t kLeastKAtHighest = 16;      // fp16x3, and skinny.cu from 17 rows of x on
 constexpr int64_t kLeastKOfOneProduct = 256;  // gemm_one_product
 
@@ -115,16 +115,17 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 // Returns whether the path skinny wins, also against the path sm90, for a float32 forward that is
 // not empty. With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
 //
+// Let t be the tiles of out divided by the GPU's multiprocessors.
+//
 //   rows of x      skinny wins if                            at
-//   1 to 8         tiles <= 4, or K >= 512                   `highest` and `high`
-//   9 to 16        tiles <= 2 and K >= 256, or K >= 512      `highest`
-//   17 and more    tiles <= 2 and K >= 256, or               `highest`
-//                  tiles <= 1 and K >= 16;
+//   1 to 8         t <= 4, or K >= 512                       `highest` and `high`
+//   9 to 16        t <= 2 and K >= 256, or K >= 512          `highest`
+//   17 and more    t <= 2 and K >= 256, or                   `highest`
+//                  t <= 1 and K >= 16;
 //                  and also multiplications <= 2^28
 //
-// Here `tiles` counts the tiles of out for each multiprocessor. Example: an H200 has 132
-// multiprocessors. For x with 16 rows and a weight with 8192, out has 1 * 256 tiles of 16 x 32.
-// This is 1.94 for each multiprocessor, so skinny wins from K = 256 on.
+// Example: an H200 has 132 multiprocessors. For x with 16 rows and a weight with 8192, out has 1 *
+// 256 tiles of 16 x 32. So t is 1.94, and skinny wins from K = 256 on.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has as many rows
   // as x, or fewer if K is too long for shared memory. The count below takes one tile for all
@@ -164,9 +165,9 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 //   the columns of out   kColumnCost * N
 //   the call             kCallCost / (K - kUncountedK)
 //
-// With a short K an element takes little time, so the call costs as much as many elements. Example:
-// for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements. (kUncountedK is curve
-// fitting, not a mechanism.)
+// With a short K an element takes little time, so the call takes as long as many elements. Example:
+// for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements. (kUncountedK is curve fitting,
+// not a mechanism.)
 //
 // K must also be 64 or more, and the weight must have 2^17 elements or more.
 inline bool sm90_fp16x3_gradient_wins(const Product& product) {

@@ -122,7 +122,7 @@ TORCH_LIBRARY_FRAGMENT(KERNELS_NAMESPACE, library) {
         .impl_own(DispatchKey::Tracer, pack_inputs<linear_tracer>)
         .impl(DispatchKey::FuncTorchBatched, pack_inputs<linear_by_torch>)
         .impl(DispatchKey::CompositeImplicitAutogradNestedTensor, pack_inputs<linear_by_torch>)
-        // All other backends, and Meta: the tensors without memory of a trace.
+        // All other backends, among them Meta: tensors of a trace are on Meta, without memory.
         .impl(DispatchKey::CompositeExplicitAutograd, pack_inputs<linear_by_torch>);
 
 [[maybe_unused]] const Operator linear_with_mask_operator =

@@ -31,7 +31,8 @@
 //   split_x.cuh, sample_weight.cuh       split_x; split/split.cuh explains hi and lo
 //   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
 //   launch_gemm.cuh                      tensor maps and the launch, for both GEMM kernels
-//   pipeline.cuh, copy_subtile.cuh       for both GEMM kernels
+//   pipeline.cuh                         the ring of stages, for both GEMM kernels
+//   copy_subtile.cuh                     copies of sums to shared memory, for both epilogues
 //
 // (`nonfinite` is in split/, `transpose` in transpose.cu.) run_gemm.h calls the functions in
 // kernels::cuda at the end of this file.

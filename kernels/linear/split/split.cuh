@@ -58,7 +58,7 @@ constexpr int kOctet = 8;
 // A row of a k-tile in the k-tiled layout (see ScaledMatrix): 64 hi, or 32 hi and 32 lo. They are
 // 128 bytes, the widest row that TMA swizzles, so all k-tiles of sm90/ have such rows.
 constexpr int kKTileRowBytes = 128;
-constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);
+constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);  // 64 fp16 numbers
 
 // The form of a split: hi and lo of each element, or hi alone.
 //

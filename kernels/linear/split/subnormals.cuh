@@ -23,10 +23,10 @@ constexpr float kLeastNormalHi = 0x1p-14f;
 
 // Returns whether a row has too many subnormals: more than one in 32 elements.
 //
-// Zeros do not count as elements, because hi represents them exactly. The converter warps know the
-// zeros of each k-tile, but not those of the whole row. So they pass K as `elements`, and scale up
-// the count of each k-tile: as if its zeros were nonzeros, with the same share of subnormals as the
-// others (scaled_subnormals in converter_subnormals.cuh).
+// Zeros do not count as elements, because hi represents them exactly. The converter warps, which
+// count the weight's, know the zeros of each k-tile, but not those of the whole row. So they pass K
+// as `elements`, and multiply the subnormals of each k-tile of 64 by 64 / nonzeros
+// (scaled_subnormals in converter_subnormals.cuh).
 __host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;

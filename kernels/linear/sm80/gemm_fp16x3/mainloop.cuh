@@ -41,14 +41,14 @@ struct Copies {
 
   // The tile's rows of x and of the weight begin at x_row and weight_row.
   __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
-                    int x_row, int weight_row, int k, uint32_t shared) {
-    stride = k;
+                    int x_row, int weight_row, int padded_k, uint32_t shared) {
+    stride = padded_k;
     const int row = threadIdx.x / Sm80Config::kRowVectors;  // in the k-tile, of either operand
     const int vector = threadIdx.x % Sm80Config::kRowVectors;
     x = operand_from(operand_x, x_row, row, vector);
     weight = operand_from(operand_weight, weight_row, row, vector);
     target = shared + vector_offset(row, vector);
-    k_left = k - vector * Sm80Config::kVectorElements;
+    k_left = padded_k - vector * Sm80Config::kVectorElements;
   }
 
   // Starts a quarter of a k-tile's copies, so that they can be spread among the products. Quarters
@@ -250,10 +250,10 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, MmaFragments& fr
     results.add_hi_products(fragments, /*k_step=*/0, i);
   }
 
-  // Copies have begun for this stage and for the two after it (kStages - 2 stages). This wait lets
-  // the copies of one stage (kStages - 3), the last that were begun, stay under way. So the next
-  // stage has arrived. After the barrier, no warp still reads the stage before this one, which the
-  // copies of phase 3 overwrite.
+  // Copies have begun for this stage and for the kStages - 2 stages after it. This wait lets the
+  // copies of one stage (kStages - 3), the last that were begun, stay under way. So the next stage
+  // has arrived. After the barrier, no warp still reads the stage before this one, which the copies
+  // of phase 3 overwrite.
   ptx::wait_copies<Sm80Config::kStages - 3>();
   __syncthreads();
   stage = next_stage(stage);

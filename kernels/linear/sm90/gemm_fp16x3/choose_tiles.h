@@ -7,9 +7,10 @@
 // all.
 //
 // Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has work
-// for 8 of them, because a cluster's range of K has a minimum length (StreamKConfig::min_range): 12
-// k-groups of 176 rows, which are about 13 of this tile's 107. Three tiles of 64 rows have work for
-// 36. Their estimated time is shorter, so they are chosen.
+// for 8 of them, because a cluster's range of K has a minimum length (StreamKConfig::min_range):
+// here 12 k-groups of a tile of 176 rows. That is as much work as about 13 k-groups of this tile,
+// which has 160 rows and 107 k-groups. Three tiles of 64 rows have work for 36. Their estimated
+// time is shorter, so they are chosen.
 //
 // The unit of time is the row time, as in stream_k.cuh's cost model (StreamKConfig).
 

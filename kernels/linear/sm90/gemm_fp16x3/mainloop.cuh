@@ -232,9 +232,9 @@ struct Fp16x3Consumer {
         const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
-          // Of these eight places the thread has two, with the elements scaled[i] and scaled[i +
-          // 1]. The index i is the same for every c. It is computed for c = 0, whose elements are 0
-          // to 3, so that an element's number is its index in `scaled`.
+          // The thread's two of these eight places have its elements 4 c + i and 4 c + i + 1, which
+          // are scaled[i] and scaled[i + 1]. i is the same for every c. With c = 0, the element at
+          // the first place is element i itself.
           const int i = split::element_at_place(8 * upper);
           const int reg = 2 * upper + next_row;  // wgmma's order of registers
           split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],
@@ -356,7 +356,7 @@ struct Fp16x3Consumer {
   }
 
   // Promotes, and multiplies the rest of a k-group: all lo products, hi 2 and hi 3. `first` has
-  // k-tiles 0 and 1, already converted in `weight`. Both stages are released.
+  // k-tiles 0 and 1, already converted in `weight`. This function releases both stages.
   template <int kRows>
   __device__ __forceinline__ void finish_k_group(TileRows<kRows> rows, WeightPair& weight,
                                                  const StagePair& first, int k_group,
@@ -381,8 +381,9 @@ struct Fp16x3Consumer {
     multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, second.odd);  // p32 hi 3
   }
 
-  // Starts the next k-group while hi 2 and hi 3 of this one run. `second` has this k-group's
-  // k-tiles 2 and 3, and is released. `next` has the next k-group's k-tiles 0 and 1.
+  // Waits for hi 2, and starts the next k-group while hi 3 of this one runs. `second` has this
+  // k-group's k-tiles 2 and 3; this function releases both stages. `next` has the next k-group's
+  // k-tiles 0 and 1.
   template <int kRows>
   __device__ __forceinline__ void start_next_k_group(TileRows<kRows> rows, WeightPair& weight,
                                                      const StagePair& second,

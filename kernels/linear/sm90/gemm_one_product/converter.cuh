@@ -33,7 +33,7 @@
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
 //   row_subnormals      [n]: the count of row n's subnormals in fp16. The count of a k-tile with
-//                       zeros is scaled up, as if it had none (converter_subnormals.cuh). Only
+//                       zeros is scaled up to 64 nonzeros (converter_subnormals.cuh). Only
 //                       converter warps use this counter.
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
@@ -67,8 +67,8 @@ namespace kernels::sm90::gemm_one_product {
 // group come first, one patch column after the other, then those of the next weight group.
 //
 // Example: x [1024, 8192], weight [8192, 8192], 66 clusters. x has 4 tiles, all multiplied at once.
-// The weight has 32, of which 17 are multiplied at once. A weight tile has 8 patch rows. K has 128
-// k-tiles, which are 32 patch columns.
+// The weight has 32, of which 66 / 4 = 16.5, rounded up to 17, are multiplied at once. A weight
+// tile has 8 patch rows. K has 128 k-tiles, which are 32 patch columns.
 //
 //   weight group 0: weight tiles 0 - 16,    17 * 8 = 136 patch rows,   136 * 32 = 4352 patches
 //   weight group 1: weight tiles 17 - 31,   15 * 8 = 120 patch rows,   120 * 32 = 3840 patches
@@ -140,8 +140,8 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 //   2. first_use never falls along the order. In a weight group it grows with the patch column. The
 //      next group begins at least k_tiles later, for a group has at least one tile of out for each
 //      cluster (launch.cuh).
-//   3. No k-tile before a patch's first use needs the patch. With fact 2: the k-tiles before P's
-//      first use, for any patch P, need only patches before P.
+//   3. A k-tile before P's first use, for any patch P, needs only patches before P: their first use
+//      is no later than this k-tile, and by fact 2 they come before P.
 //
 // Let P be the first patch that is not yet converted. It will be converted:
 //

@@ -55,10 +55,10 @@ namespace kernels::sm90::gemm_one_product {
 //   overflow    A multiplication overflows only if the result does.
 //   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo). So the first multiplication
 //               rounds to a multiple of 2^-149 = 2^-126 * 2^-23 at worst, as if it rounded the
-//               accumulator to a multiple of 2^-23. That is less than the errors of its products:
-//               the largest element of a scaled row of x is 2^14 or more. fp16 rounds it to a
-//               multiple of 2^4, so it is off by up to 2^3. An element of the weight in fp16 is 0
-//               or at least 2^-24, so their product may be off by 2^-21.
+//               accumulator to a multiple of 2^-23. That error is at most 2^-24. The products in
+//               the accumulator may be off by more, by 2^-21, because fp16 rounds the operands: the
+//               largest element of a row of x, 2^14 or more, is off by up to 2^3, and an element of
+//               the weight is 0 or at least 2^-24.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }

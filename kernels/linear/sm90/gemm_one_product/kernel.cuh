@@ -229,8 +229,8 @@ __device__ __forceinline__ void wait_and_let_next_start() {
   // its start adds less to the time of the call.
   if constexpr (Mode::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
-  // In half types a call has one kernel. The next kernel, of another call, may start after this
-  // wait.
+  // In half types a call has one kernel, so the next kernel belongs to another call. It is not
+  // started before this wait, as its start is no part of this call.
   if constexpr (Mode::kIsHalfType) start_next_kernel();
 }
 
