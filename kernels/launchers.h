@@ -10,9 +10,9 @@
 //
 //   - Sizes and strides are in elements, workspaces in bytes. No size is 0.
 //   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
-//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0. But Linear's kernels on a GPU do not
-//     promise the sign of a zero. Epilogue::finish in linear/epilogue.cuh and docs/SPLIT-PROOF.md,
-//     "Division by other divisors", say where it differs.
+//   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0. But Linear's kernels on a GPU may give a
+//     zero another sign. Epilogue::finish in linear/epilogue.cuh and docs/SPLIT-PROOF.md, "Division
+//     by other divisors", say where.
 //   - A mask packs one bit for each element of an output: !(z <= 0), which is 1 where the gradient
 //     passes through the ReLU. NaN gets a 1, as in torch's own gradient. Autograd keeps the mask
 //     between the forward and the backward.

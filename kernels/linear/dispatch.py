@@ -289,8 +289,8 @@ class _LocalTensor(torch.autograd.Function):
         ctx.shape = x.shape
         ctx.stride = x.stride()
         local = x.to_local()
-        # autograd sets the grad_fn of the returned tensor. x's own local tensor must not get one, so
-        # a view of it is returned.
+        # autograd sets the grad_fn of the returned tensor. x's own local tensor must not get one.
+        # So a view of it is returned.
         return local.view_as(local)
 
     @staticmethod

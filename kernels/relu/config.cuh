@@ -44,7 +44,8 @@ struct SizeLimits {
   // From these sizes on, the input is large, and L2 is told to evict the input's lines last. That
   // is faster. The cause was not measured; probably L2 then evicts lines of results sooner, and
   // writes more neighbouring ones to memory at a time. For a smaller x it is slower: without a
-  // mask, a loop over the same 64 MiB took 6% longer (docs/EXPERIMENTS.md, "ReLU on a GPU").
+  // mask, repeated calls with one x of 64 MiB took 6% longer (docs/EXPERIMENTS.md, "ReLU on a
+  // GPU").
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector

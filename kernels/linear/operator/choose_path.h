@@ -247,8 +247,8 @@ inline bool sm90_one_product_wins_float32(const Product& product, const Gpu& gpu
 
 // Returns whether the path sm90 wins by gemm_one_product, for a product of half types.
 //
-// Times of a forward. The unit is the time of one element of K in a product with the same M and N
-// whose waves are all full. Such a product takes K units.
+// Times of a forward. The unit: if all waves were full, the product would take K units, one for
+// each element of K. Torch's product is counted as if they were. Such a product takes K units.
 //
 //   torch   K + 640             the product, and the fused pass, which takes 640 units
 //   ours    K / utilization     no pass, but a part of the last wave may be empty

@@ -251,9 +251,9 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, MmaFragments& fr
   }
 
   // Copies have begun for this stage and for the kStages - 2 stages after it. This wait lets the
-  // copies of one stage (kStages - 3), the last that were begun, stay under way. So the next stage
-  // has arrived. After the barrier, no warp still reads the stage before this one, which the copies
-  // of phase 3 overwrite.
+  // copies of the last kStages - 3 stages, that is one, stay under way. So the next stage has
+  // arrived. After the barrier, no warp still reads the stage before this one, which the copies of
+  // phase 3 overwrite.
   ptx::wait_copies<Sm80Config::kStages - 3>();
   __syncthreads();
   stage = next_stage(stage);

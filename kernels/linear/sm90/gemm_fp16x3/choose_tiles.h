@@ -7,10 +7,11 @@
 // all.
 //
 // Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has work
-// for 8 of them, because a cluster's range of K has a minimum length (StreamKConfig::min_range):
-// here 12 k-groups of a tile of 176 rows. That is as much work as about 13 k-groups of this tile,
-// which has 160 rows and 107 k-groups. Three tiles of 64 rows have work for 36. Their estimated
-// time is shorter, so they are chosen.
+// for 8 of them, because a cluster's range of K has a minimum length. The schedule takes it for the
+// largest rows that a tile may have: 12 k-groups of 176 rows (assign_ranges in stream_k.cuh), which
+// are about 13 k-groups of 160 rows. The tile has 107. (The estimate below uses the mean of the
+// rows, 160, and gets 9.7 clusters.) Three tiles of 64 rows have work for 36. Their estimated time
+// is shorter, so they are chosen.
 //
 // The unit of time is the row time, as in stream_k.cuh's cost model (StreamKConfig).
 

@@ -92,8 +92,8 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
       const uint32_t full_of_stage = barrier_of(full_address, state.index);
       ptx::mbarrier_wait(barrier_of(empty_address, state.index), state.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
-      // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
-      // the first one: element 0, row, k-tile. The weight is [row][K].
+      // x is stored as [k-tile][row][64 fp16: 32 hi, 32 lo], and TMA takes the coordinates from the
+      // last one to the first one: element 0, row, k-tile. The weight is [row][K].
       ptx::copy_tensor_multicast(x_address + state.index * Fp16x3Config::kXBytes, &x_map, 0, m,
                                  k_tile, full_of_stage, BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight_address + state.index * Fp16x3Config::kWeightBytes, &weight_map,
@@ -232,9 +232,10 @@ struct Fp16x3Consumer {
         const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
-          // The thread's two of these eight places have its elements 4 c + i and 4 c + i + 1, which
-          // are scaled[i] and scaled[i + 1]. i is the same for every c. With c = 0, the element at
-          // the first place is element i itself.
+          // Two of these eight places are the thread's. They have its elements 4 c + i and 4 c + i
+          // + 1, which are scaled[i] and scaled[i + 1]. i is 0 for the lower places and 2 for the
+          // upper ones, for every c. For c = 0 it is the element at the first of the eight places,
+          // so element_at_place gives it.
           const int i = split::element_at_place(8 * upper);
           const int reg = 2 * upper + next_row;  // wgmma's order of registers
           split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],

@@ -55,10 +55,10 @@ namespace kernels::sm90::gemm_one_product {
 //   overflow    A multiplication overflows only if the result does.
 //   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo). So the first multiplication
 //               rounds to a multiple of 2^-149 = 2^-126 * 2^-23 at worst, as if it rounded the
-//               accumulator to a multiple of 2^-23. That error is at most 2^-24. The products in
-//               the accumulator may be off by more, by 2^-21, because fp16 rounds the operands: the
-//               largest element of a row of x, 2^14 or more, is off by up to 2^3, and an element of
-//               the weight is 0 or at least 2^-24.
+//               accumulator to a multiple of 2^-23. That error is at most 2^-24, which does no
+//               harm, because the accumulator is less exact anyway. Its products may be off by
+//               2^-21, because fp16 rounds the operands: the largest element of a row of x, 2^14 or
+//               more, is off by up to 2^3, and an element of the weight is 0 or at least 2^-24.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }

@@ -106,7 +106,7 @@ struct StagedRowsReader {
   static_assert(kRowsAtATime % 8 == 0, "a thread's vectors have the same place in all its rows");
 
   uint32_t source;  // address of the thread's first vector in the first buffer
-  int m;            // the row of out of this vector, if StagedRows have the tile's first 64 rows
+  int m;            // the row of out of this vector in part 0, the tile's first 64 rows
   int n;            // the first column of out of this vector
   T* target;        // the element of out at m and n
 

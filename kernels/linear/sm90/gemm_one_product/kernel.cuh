@@ -175,8 +175,8 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
                                                       int warpgroup) {
   const int k_tiles = args.k_tiles();
   OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
-  PackedGradient<typename Mode::Out> packed;
-  int packed_index = 0;  // the index of the packed tile
+  PackedGradient<typename Mode::Out> packed;  // at first empty: all its boxes count as stored
+  int packed_index = 0;                       // the index of the packed tile
   float accumulators[OneProductConfig::kAccumulators];
   const auto store_next_box = [&] {
     packed.store_next(out_map, consumer.warpgroup_tile_of(args.tile_at(packed_index)),
@@ -230,7 +230,7 @@ __device__ __forceinline__ void wait_and_let_next_start() {
   if constexpr (Mode::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   // In half types a call has one kernel, so the next kernel belongs to another call. It is not
-  // started before this wait, as its start is no part of this call.
+  // started before this wait: that would not shorten this call.
   if constexpr (Mode::kIsHalfType) start_next_kernel();
 }
 
