@@ -216,9 +216,8 @@ def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
 
 # Cases that may err 1.1 times as much as TF32. gemm_one_product does not promote, so its sums are
 # truncated over the whole of K. TF32's are as well, but cuBLAS computes some of them in several
-# parts of K, and so do we if few tiles are computed again. For [1024, 8192] x [8192, 4096] the mean
-# error of the first two cases is 1.05 times TF32's, and the largest error of the last one 1.03
-# times.
+# parts of K. For [1024, 8192] x [8192, 4096] the mean error of the first two cases is 1.05 times
+# TF32's, and the largest error of the last one 1.03 times.
 TRUNCATED = ["lognormal", "wide lognormal", "128 wide rows of the weight"]
 ONE_PRODUCT_CASES = [name for name in CASES if name not in promises.LESS_ACCURATE_THAN_TF32]
 ONE_PRODUCTS = [("auto", forward, size) for size in SIZES]

@@ -54,8 +54,9 @@ FEW_TERM_CASES = [
     "128 wide rows of the weight",
     "one-hot x, scaled columns of the weight",
 ]
-# Cases in which one fp16 product may err more than TF32's because fp16 rounds operands that are
-# exact in TF32, or because fp16 does not have the range of a row.
+# Cases in which one fp16 product may err more than TF32's: many of their operands are halfway
+# between two numbers, which fp16 and TF32 may round to different sides, or fp16 does not have the
+# range of a row.
 LESS_ACCURATE_THAN_TF32 = [
     "12-bit integers",
     "integers, larger ones in the sample",
