@@ -145,8 +145,8 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 //
 // Let P be the first patch that is not yet converted. It will be converted:
 //
-//   a. Every producer loads all its k-tiles before P's first use, and begins the next one, if there
-//      is one. It waits for two things:
+//   a. Every producer loads those of its k-tiles that are before P's first use, and begins the next
+//      one, if there is one. It waits for two things:
 //        an empty stage      The stage holds an earlier k-tile, which is before P's first use. Both
 //                            producers of the cluster load that k-tile, so the consumers multiply
 //                            it, and the stage is empty.

@@ -56,9 +56,9 @@ namespace kernels::sm90::gemm_one_product {
 //   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo). So the first multiplication
 //               rounds to a multiple of 2^-149 = 2^-126 * 2^-23 at worst, as if it rounded the
 //               accumulator to a multiple of 2^-23. That error is at most 2^-24, which does no
-//               harm, because the accumulator is less exact anyway. Its products may be off by
-//               2^-21, because fp16 rounds the operands: the largest element of a row of x, 2^14 or
-//               more, is off by up to 2^3, and an element of the weight is 0 or at least 2^-24.
+//               harm: even the rounding of x makes a larger one. The largest element of a row of x
+//               is 2^14 or more, so fp16 rounds it by up to 2^3. Multiplied by the smallest weight
+//               that is not 0, 2^-24, that is already up to 2^-21.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }

@@ -267,7 +267,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
   constexpr int kProducerThread = BlockConfig::kConsumerThreads;  // its first thread
   constexpr int kFirstConverterWarp = BlockConfig::kConsumerWarps + 1;
   if constexpr (Mode::kIsRedo) {
-    // The previous kernel lists tiles until it ends. (The wait below then returns at once.)
+    // ConvertMode's kernel, which runs before this one, lists tiles until it ends. (The wait below
+    // then returns at once.)
     wait_for_previous_kernel();
     if (args.tile_count() == 0) return;  // both blocks of a cluster do so
   }
