@@ -23,12 +23,13 @@
 //   half types only: the call has     The fast epilogue of half types always applies ReLU
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
-// Half types, whose sum is divided before the bias is added, still have the same results: the
-// quotients do not overflow, and one fma makes sum / divisor and adds bias / divisor. Bits are lost
-// only where the quotient of bias and divisor is subnormal (below 2^-126). That does not change
-// results above 2^-100; smaller ones may differ in their last bit. With a divisor of 2^32, a
-// positive z below 2^-117 (2^32 times the smallest subnormal, 2^-149) may become 0, and then its
-// bit of the mask is 0. Larger divisors would do this to larger z.
+// In half types the sum is divided before the bias is added. The results are nevertheless those of
+// the general epilogue, but for tiny ones: the quotients do not overflow, and one fma makes sum /
+// divisor and adds bias / divisor. Bits are lost only where the quotient of bias and divisor is
+// subnormal (below 2^-126). That does not change results above 2^-100; smaller ones may differ in
+// their last bit. With a divisor of 2^32, a positive z below 2^-117 (2^32 times the smallest
+// subnormal, 2^-149) may become 0, and then its bit of the mask is 0. Larger divisors would do this
+// to larger z.
 //
 // In a fast call of float32, a tile still takes the general epilogue if one of its rows of x or of
 // the weight was scaled by a very large or very small power of two
@@ -136,8 +137,8 @@ struct Epilogue {
   Divisor<float> divisor;
   bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
-  // `vector_size` is for the kernel's fast epilogue; see the top of this file. The caller checks
-  // the condition for half types.
+  // `vector_size` is that of the kernel's fast epilogue. In half types the caller then clears
+  // call_is_fast if the call has no ReLU.
   explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
       : bias(static_cast<const T*>(call.bias)),
         out(static_cast<T*>(call.out)),

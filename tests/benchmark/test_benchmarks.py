@@ -395,7 +395,7 @@ def test_the_list_of_exceptions_in_benchmarks_repeats_the_results(benchmarks):
         return sum(int(group[column]) for group in groups)
 
     cold = total("slower, cold")
-    assert f"for {total('products'):,} products of a" in benchmarks
+    assert f"For {total('products'):,} products of a" in benchmarks
     assert f": {cold} take 3 to 12% longer by the chosen path" in benchmarks
     assert f"are in L2, {total('slower, warm')}, nearly all of them small" in benchmarks
 

@@ -3,8 +3,8 @@
 //   out [M, N] = x [M, K] times weight [N, K] transposed
 //
 // run_gemm.h calls choose_path for the forward (with ReLU) and for the gradients of x and of weight
-// (without ReLU). problems/benchmark/paths/print_paths.cpp includes this file alone, so it includes
-// neither torch nor CUDA.
+// (without ReLU). This file must include neither torch nor CUDA, because
+// problems/benchmark/paths/print_paths.cpp is compiled with this file alone.
 //
 // The tensor-core kernels are of two kinds:
 //
@@ -247,8 +247,8 @@ inline bool sm90_one_product_wins_float32(const Product& product, const Gpu& gpu
 
 // Returns whether the path sm90 wins by gemm_one_product, for a product of half types.
 //
-// Times of a forward. The unit: if all waves were full, the product would take K units, one for
-// each element of K. Torch's product is counted as if they were. Such a product takes K units.
+// Times of a forward. The unit: with full waves, a product takes K units, one for each element of
+// K. Torch's waves are counted as full, so its product takes K units.
 //
 //   torch   K + 640             the product, and the fused pass, which takes 640 units
 //   ours    K / utilization     no pass, but a part of the last wave may be empty

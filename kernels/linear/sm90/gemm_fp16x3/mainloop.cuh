@@ -233,9 +233,9 @@ struct Fp16x3Consumer {
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
           // Two of these eight places are the thread's. They have its elements 4 c + i and 4 c + i
-          // + 1, which are scaled[i] and scaled[i + 1]. i is 0 for the lower places and 2 for the
-          // upper ones, for every c. For c = 0 it is the element at the first of the eight places,
-          // so element_at_place gives it.
+          // + 1, which are scaled[i] and scaled[i + 1]. i does not depend on c: it is 0 for the
+          // lower places and 2 for the upper ones. With c = 0, element 4 c + i is element i, and is
+          // at the first of the eight places. So i is element_at_place(8 * upper).
           const int i = split::element_at_place(8 * upper);
           const int reg = 2 * upper + next_row;  // wgmma's order of registers
           split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],
