@@ -24,12 +24,12 @@
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
 // In half types the sum is divided before the bias is added. The results are nevertheless those of
-// the general epilogue, but for tiny ones: the quotients do not overflow, and one fma makes sum /
-// divisor and adds bias / divisor. Bits are lost only where the quotient of bias and divisor is
-// subnormal (below 2^-126). That does not change results above 2^-100; smaller ones may differ in
-// their last bit. With a divisor of 2^32, a positive z below 2^-117 (2^32 times the smallest
-// subnormal, 2^-149) may become 0, and then its bit of the mask is 0. Larger divisors would do this
-// to larger z.
+// the general epilogue, because the quotients do not overflow, and one fma makes sum / divisor and
+// adds bias / divisor. Only tiny results may differ. Bits are lost only where the quotient of bias
+// and divisor is subnormal (below 2^-126). That does not change results above 2^-100; smaller ones
+// may differ in their last bit. With a divisor of 2^32, a positive z below 2^-117 (2^32 times the
+// smallest subnormal, 2^-149) may become 0, and then its bit of the mask is 0. Larger divisors
+// would do this to larger z.
 //
 // In a fast call of float32, a tile still takes the general epilogue if one of its rows of x or of
 // the weight was scaled by a very large or very small power of two

@@ -145,7 +145,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
     return tiles <= kManyTiles * gpu.multiprocessors || product.k >= kLongK;
   }
 
-  if (!product.is_highest()) return false;  // one tensor-core product is faster
+  if (!product.is_highest()) return false;  // torch's product in TF32 is faster
   const bool is_medium = tiles <= kMediumTiles * gpu.multiprocessors && product.k >= kMediumK;
   if (product.m <= kTileRows) return is_medium || product.k >= kLongK;
 
@@ -165,9 +165,9 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 //   the columns of out   kColumnCost * N
 //   the call             kCallCost / (K - kUncountedK)
 //
-// With a short K an element takes little time, so the call takes as long as many elements. Example:
-// for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements. (kUncountedK is curve fitting,
-// not a mechanism.)
+// With a short K an element takes little time, so the fixed time of a call equals the time of many
+// elements. Example: for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements. (kUncountedK
+// is curve fitting, not a mechanism.)
 //
 // K must also be 64 or more, and the weight must have 2^17 elements or more.
 inline bool sm90_fp16x3_gradient_wins(const Product& product) {

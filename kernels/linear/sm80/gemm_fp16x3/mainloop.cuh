@@ -163,9 +163,9 @@ struct Results {
   // The tensor cores add the products of one k-tile to these.
   float accumulators[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
 
-  // Adds the accumulators of a k-tile, times 2^11, to the sums. The rounding error of this addition
-  // is the start value of the next k-tile's accumulators; like the lo products, it is 2^11 times
-  // too large.
+  // Adds the accumulators of a fragment of x, times 2^11, to its sums, when a k-tile is complete.
+  // The rounding error of this addition is the start value of the next k-tile's accumulators; like
+  // the lo products, it is 2^11 times too large.
   __device__ void promote(int fragment) {
 #pragma unroll
     for (int j = 0; j < Sm80Config::kWeightFragments * 4; ++j) {

@@ -6,12 +6,10 @@
 // work, or many clusters share each tile along K, and one of them has to add the partial sums of
 // all.
 //
-// Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has 107
-// k-groups, and work for 8 clusters, as a cluster's range has a minimum length. assign_ranges
-// (stream_k.cuh) computes this minimum for a tile of 176 rows: 12 k-groups, as much work as 13 of a
-// tile of 160 rows, and 107 / 13 is about 8. (The estimate below computes it for 160 rows: 11
-// k-groups, 107 / 11 = 9.7.) Three tiles of 64 rows have work for 36. Their estimated time is
-// shorter, so they are chosen.
+// Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has work
+// for fewer than 10 clusters, because a cluster's range of K has a minimum length
+// (StreamKConfig::min_range). Three tiles of 64 rows have work for more than 30. Their estimated
+// time is shorter, so they are chosen.
 //
 // The unit of time is the row time, as in stream_k.cuh's cost model (StreamKConfig).
 

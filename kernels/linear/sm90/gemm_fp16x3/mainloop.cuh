@@ -202,9 +202,9 @@ struct Fp16x3Consumer {
                                                                    offsetof(Fp16x3SharedMemory, x));
   }
 
-  // Begins a work tile. wgmma ignores the zeros of the accumulators, as the first product
-  // overwrites them. But its asm statement reads the accumulators. With the zeros, the compiler
-  // need not keep the previous tile's accumulators in registers throughout its epilogue.
+  // Begins a work tile. The first product overwrites the accumulators, so the zeros do not matter
+  // to it. But for the compiler, the asm statement reads the accumulators. With the zeros, the
+  // compiler need not keep the previous tile's accumulators in registers throughout its epilogue.
   __device__ void clear() {
 #pragma unroll
     for (int j = 0; j < Fp16x3Config::kSums; ++j) {
@@ -232,11 +232,11 @@ struct Fp16x3Consumer {
         const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
-          // Two of these eight places are the thread's. They have its elements 4 c + i and 4 c + i
-          // + 1, which are scaled[i] and scaled[i + 1]. i does not depend on c: it is 0 for the
-          // lower places and 2 for the upper ones. With c = 0, element 4 c + i is element i, and is
-          // at the first of the eight places. So i is element_at_place(8 * upper).
-          const int i = split::element_at_place(8 * upper);
+          // Two of these eight places are the thread's: of its elements 0 to 3, the lower places
+          // have 0 and 1, and the upper ones 2 and 3.
+          const int i = 2 * upper;
+          static_assert(split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
+                        "they are the first elements at the lower and at the upper places");
           const int reg = 2 * upper + next_row;  // wgmma's order of registers
           split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],
                             &fragments.lo[k_half][reg]);

@@ -54,11 +54,9 @@ namespace kernels::sm90::gemm_one_product {
 //
 //   overflow    A multiplication overflows only if the result does.
 //   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo). So the first multiplication
-//               rounds to a multiple of 2^-149 = 2^-126 * 2^-23 at worst, as if it rounded the
-//               accumulator to a multiple of 2^-23. That error is at most 2^-24, which does no
-//               harm: even the rounding of x makes a larger one. The largest element of a row of x
-//               is 2^14 or more, so fp16 rounds it by up to 2^3. Multiplied by the smallest weight
-//               that is not 0, 2^-24, that is already up to 2^-21.
+//               rounds to a multiple of 2^-149, which changes an accumulator by at most 2^-24. The
+//               rounding of scaled x to fp16 may change it by more: the largest element, 2^14 or
+//               more, is off by up to 2^3, and an fp16 weight is 0 or at least 2^-24.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
