@@ -69,11 +69,12 @@ reference = kernels.load_reference()
 class ModelNew(reference.Model):
     """ReLU of a tensor of any shape, strides and device.
 
-    The forward calls `torch.relu` under `torch.compile` and TorchScript, and where other Python
-    code intercepts the call. Otherwise it calls our operator. Plain tensors of float32, float64,
-    float16 and bfloat16 on a CPU or a CUDA GPU go from the operator to the kernels, if they are
-    dense, not empty, begin at a multiple of 16 bytes, and have no forward-mode tangent. Everything
-    else goes from the operator to torch's own op.
+    The forward calls `torch.relu` under `torch.compile` and TorchScript, where other Python code
+    intercepts the call, and for tensor subclasses other than parameters and DTensors. Otherwise it
+    calls our operator. Plain tensors of float32, float64, float16 and bfloat16 on a CPU or a CUDA
+    GPU go from the operator to the kernels, if they are dense, not empty, begin at a multiple of 16
+    bytes, and have no forward-mode tangent. Everything else goes from the operator to torch's own
+    op.
 
     Args:
         inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does

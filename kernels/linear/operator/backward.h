@@ -10,7 +10,7 @@
 // computes each of the two products.
 //
 // gradients_by_torch: torch's ops compute everything. They are used where the gradients themselves
-// are differentiated, under vmap, and for tensors without memory.
+// are differentiated, under vmap, for tensors without memory, and for empty ones.
 
 #pragma once
 

@@ -127,9 +127,8 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 // Example: an H200 has 132 multiprocessors. For x with 16 rows and a weight with 8192, out has 1 *
 // 256 tiles of 16 x 32. So t is 1.94, and skinny wins from K = 256 on.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
-  // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has as many rows
-  // as x, or fewer if K is too long for shared memory. The count below takes one tile for all
-  // rows.)
+  // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has 1, 2, 4 or 8
+  // rows. The count below takes one tile for all rows.)
   constexpr int kTileRows = 16;
   constexpr int kTileColumns = 32;
   constexpr int kVeryFewRows = 8;
@@ -145,7 +144,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
     return tiles <= kManyTiles * gpu.multiprocessors || product.k >= kLongK;
   }
 
-  if (!product.is_highest()) return false;  // torch's product in TF32 is faster
+  if (!product.is_highest()) return false;  // tensor cores are faster
   const bool is_medium = tiles <= kMediumTiles * gpu.multiprocessors && product.k >= kMediumK;
   if (product.m <= kTileRows) return is_medium || product.k >= kLongK;
 

@@ -27,10 +27,10 @@ struct SampleConfig {
   // times as large before it overflows fp16, which ends at 2^16.
   static constexpr int kTargetWithLo = 9;
 
-  // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below 2^127 to
-  // less than 2^16, where fp16 ends, and a smaller one would cost small elements their bits.
-  // Elements from 2^127 on overflow, so their rows are left to the second launch. The maximum is
-  // the largest exponent whose power of two is a float.
+  // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below about
+  // 2^127 into fp16's range, which ends just below 2^16, and a smaller one would cost small
+  // elements their bits. Larger elements overflow, so their rows are left to the second launch. The
+  // maximum is the largest exponent whose power of two is a float.
   static constexpr int kMinExponentWithLo = -111;
   static constexpr int kMaxExponentWithLo = 127;
 

@@ -67,6 +67,7 @@
 //
 //   in linear/sm90, for both GEMM kernels
 //     split_x.cuh            the kernel before: splits x, samples the weight (sample_weight.cuh)
+//     launch_gemm.cuh        tensor maps and the launch
 //     pipeline.cuh           the shape of a block, and the ring of stages
 //     copy_subtile.cuh       copies of sums to shared memory, in the epilogue
 //

@@ -67,6 +67,7 @@
 //
 //   in linear/sm90, for both GEMM kernels
 //     split_x.cuh                float32: the kernel before, which splits x
+//     launch_gemm.cuh            tensor maps and the launch
 //     pipeline.cuh               the shape of a block, and the ring of stages
 //     copy_subtile.cuh           copies of accumulators to shared memory
 //
