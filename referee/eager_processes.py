@@ -5,7 +5,8 @@ in the same memory, and are timed by the same clocks.
 """
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -113,7 +114,7 @@ class EagerProcess:
         try:
             self.state.construct(problem.file.dtype, seed, module, problem.arguments)
         except (EndedError, ForgedError, RaisedError) as error:
-            self._fail(error)
+            self.fail(error)
         except StateError as error:
             self.close()
             raise NotCorrectError(ERROR, f"eager itself could not be timed: {error}") from None
@@ -127,14 +128,14 @@ class EagerProcess:
         try:
             return self.contestant.ask(method, **arguments)
         except (EndedError, ForgedError, RaisedError) as error:
-            self._fail(error)
+            self.fail(error)
 
     def close(self) -> None:
         """End the process and give its shared memory back."""
         self.contestant.close()
         self.state.close()
 
-    def _fail(self, error: EndedError | ForgedError | RaisedError) -> NoReturn:
+    def fail(self, error: EndedError | ForgedError | RaisedError) -> NoReturn:
         """End all of eager's processes and raise the verdict."""
         self.close()  # if it fails in the constructor, `close_all` does not know it yet
         self._close_all()
@@ -253,6 +254,24 @@ class EagerProcesses:
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = needed
+
+    @contextmanager
+    def blamed_if_asked(self, contestant: Contestant) -> Iterator[None]:
+        """Blame eager if a request of this block fails and one of eager's processes was asked.
+
+        Args:
+            contestant: the process that the block asks. If it is not eager's, nothing changes.
+
+        Raises:
+            NotCorrectError: eager fails.
+        """
+        try:
+            yield
+        except (EndedError, ForgedError, RaisedError) as error:
+            for process in self.members:
+                if process.contestant is contestant:
+                    process.fail(error)
+            raise
 
     def keep_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have the first process free all yardsticks but these, which are not made again.

@@ -76,7 +76,7 @@ def time_training_steps(grading: Grading) -> None:
     except (NoRoomError, torch.OutOfMemoryError, EagerOutOfMemoryError):
         grading.findings.times.steps = None
         grading.verdict.notes.append("no memory for the training step")
-    except RaisedError as error:  # in the solution's process
+    except RaisedError as error:  # in the solution's process: eager's raise NotCorrectError
         if not error.is_lack_of_memory:
             raise
         grading.findings.times.steps = None

@@ -183,13 +183,14 @@ def time_request(
     flush()
     contestant = timed_call.contestant
     early_elements = EarlyElements(resources, contestant)
-    reply = contestant.ask(
-        "run_forwards",
-        early_elements.read,
-        call_name=timed_call.call,
-        inputs=resources.memory.input_locations(call_count),
-        outputs=room,
-    )
+    with resources.eager.blamed_if_asked(contestant):
+        reply = contestant.ask(
+            "run_forwards",
+            early_elements.read,
+            call_name=timed_call.call,
+            inputs=resources.memory.input_locations(call_count),
+            outputs=room,
+        )
     call_seconds = checked_seconds(reply["seconds"], call_count)
     sample = Sample(call_seconds, contestant.seconds, checked_backlog(reply))
     return RequestOutcome(sample, reply, early_elements)

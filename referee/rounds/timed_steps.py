@@ -49,15 +49,16 @@ def time_steps(
     outputs = None
     if templates_of_steps is not None:
         outputs = resources.memory.room_for(templates_of_steps)
-    reply = contestant.ask(
-        "run_steps",
-        early_elements.read,
-        call_name=timed_call.call,
-        inputs=resources.memory.input_locations(step_count),
-        output_gradients=resources.memory.output_gradient_locations(step_count),
-        parameters=parameters,
-        outputs=outputs,
-    )
+    with resources.eager.blamed_if_asked(contestant):
+        reply = contestant.ask(
+            "run_steps",
+            early_elements.read,
+            call_name=timed_call.call,
+            inputs=resources.memory.input_locations(step_count),
+            output_gradients=resources.memory.output_gradient_locations(step_count),
+            parameters=parameters,
+            outputs=outputs,
+        )
     step_sample = make_step_sample(reply, contestant.seconds, step_count)
     return StepsOutcome(step_sample, reply, early_elements)
 

@@ -224,3 +224,35 @@ def draw():
 ])  # fmt: skip
 def test_a_copy_is_correct_though_its_gradients_cannot_be_judged(forward, inputs, init, tmp_path):
     grade(reference(forward, inputs, init), {"same": correct(module(forward, init))}, tmp_path)
+
+
+# Lines of a forward of the reference that fail in eager's process, not in the referee's.
+FAILS = """
+import sys
+if "referee.engine" not in sys.modules and {condition}:
+    raise {error}
+return torch.relu(x)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls_before", [0, 8])
+def test_eager_is_blamed_if_it_raises_while_it_is_timed(calls_before, tmp_path):
+    """It fails before any solution has started, or in a round with one.
+
+    The input is so large that a request has one call. Eager alone is timed by seven of them.
+    """
+    condition = f"(calls.append(0) or len(calls) > {calls_before})"
+    forward = FAILS.format(condition=condition, error="ValueError('the reference fails')")
+    text = "calls = []\n\n\n" + reference(forward, "[torch.rand(48, 1 << 20)]")
+    reason = "eager itself could not be timed: .*ValueError: the reference fails"
+    grade(text, {"honest": error(module("return torch.relu(x)"), reason)}, tmp_path)
+
+
+@pytest.mark.slow
+def test_no_solution_is_blamed_if_eager_has_no_memory_for_a_step(tmp_path):
+    raised = "torch.OutOfMemoryError('none')"
+    forward = FAILS.format(condition="torch.is_grad_enabled()", error=raised)
+    text = reference(forward, "[torch.rand(3, 131072)]")
+    table = {"honest": correct(module("return torch.relu(x)"), "no memory for the training step")}
+    grade(text, table, tmp_path)
