@@ -133,8 +133,9 @@ def grade_all(
     Raises:
         OSError: a solution cannot be read.
         ValueError: the device does not exist, or `trials` or `timeout` is not positive.
-        BadReferenceError: the problem cannot be graded.
-        torch.OutOfMemoryError: there is no memory for the reference itself.
+        BadReferenceError: the problem cannot be graded, or needs more memory than there is.
+        torch.OutOfMemoryError: a GPU has no memory for copies that the referee makes of the
+            problem's inputs or results before it starts a solution.
     """
     if trials is not None and trials < 1:
         raise ValueError(f"expected trials of 1 or more, or None; got {trials}")

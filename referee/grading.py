@@ -58,7 +58,8 @@ class Options:
         timeout: the seconds that a solution's process may run, for one file.
         is_sweep: whether only the checks of a sweep are made.
         compiled: whether torch.compile's program is timed beside eager.
-        is_quick: whether yardsticks that take long to prepare are left out.
+        is_quick: whether this is a project's quick check, which leaves out `check_step_memory` and
+            yardsticks that take long to prepare.
         largest_gradients: bytes. If a problem's parameters take more, gradients are compared for
             its small inputs only, and no training step is timed.
     """

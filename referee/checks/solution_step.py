@@ -1,7 +1,6 @@
 """A training step of the solution: arguments to draw for it, results and gradients to read.
 
-`gradients` compares such steps before anything is timed, and `timed_training_steps` while they are
-timed.
+`gradients` compares untimed steps, and `timed_training_steps` timed ones.
 """
 
 from typing import NamedTuple

@@ -43,8 +43,8 @@ class HeldTensor(NamedTuple):
 def check_step_memory(grading: Grading) -> None:
     """Check that the results and gradients of some steps survive one more step.
 
-    Nothing is checked if training steps are not timed, or where results are copied: then the
-    referee sees copies alone.
+    Nothing is checked if there are no gradients to compare, in a project's quick check, or where
+    results are copied: then the referee sees copies alone.
     """
     resources = grading.resources
     is_left_out = grading.options.is_quick or resources.memory.are_results_copied
