@@ -3,7 +3,7 @@
 A training step has results and gradients; each of them is a `Quantity`, which records how far off
 the solution's tensors are over several steps.
 
-A file is not wrong if gradients are missing or if its backward raises: a note says "forward
+A file is not wrong if gradients are missing or if its training step raises: a note says "forward
 only", and no training step is timed. But if such a file runs a forward that autograd records, the
 results must be right.
 """
@@ -297,7 +297,7 @@ def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantit
         if raised.is_lack_of_memory:
             raise BackwardRaisesError(OUT_OF_MEMORY) from None
         _, line = outcome_of_exception(raised, "checking the backward")
-        raise BackwardRaisesError(f"forward only: its backward raises {line}") from None
+        raise BackwardRaisesError(f"forward only: its training step raises {line}") from None
 
 
 def _largest_bytes(quantities: list[Quantity]) -> int:

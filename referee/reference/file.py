@@ -23,6 +23,9 @@ NAMES = ("Model", "get_inputs", "get_init_inputs")
 # The types of the arguments of a forward.
 ARGUMENT_TYPES = (torch.Tensor, nn.Parameter, int, float, bool, str, type(None))
 
+# On a CPU, torch raises a RuntimeError whose message has these words if memory is short.
+NO_CPU_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+
 
 class BadReferenceError(Exception):
     """The file is no reference that can be graded; the message says why, in one line."""
@@ -175,9 +178,21 @@ def _call_or_refuse(path: Path, name: str, call: Callable[[], T]) -> T:
     """Call code of a file, as `ReferenceFile.call_or_refuse` does."""
     try:
         return call()
-    except torch.OutOfMemoryError as error:
-        line = first_error_line(str(error))
-        raise NoRoomError(f"{path}: {name} needs more memory than there is: {line}") from None
     except (Exception, SystemExit) as error:
+        if lack_of_memory := _lack_of_memory(error):
+            line = first_error_line(lack_of_memory)
+            raise NoRoomError(f"{path}: {name} needs more memory than there is: {line}") from None
         line = first_error_line(f"{type(error).__name__}: {error}")
         raise BadReferenceError(f"{path}: {name} raises {line}") from None
+
+
+def _lack_of_memory(error: BaseException) -> str:
+    """Return what an exception says about a lack of memory; "" if it has another cause."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return text or "OutOfMemoryError"
+    if isinstance(error, MemoryError):
+        return text or "MemoryError"
+    if isinstance(error, RuntimeError) and NO_CPU_MEMORY in text:
+        return text[text.index(NO_CPU_MEMORY) :]  # before it is the place in torch's own source
+    return ""

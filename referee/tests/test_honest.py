@@ -72,7 +72,7 @@ SUSPICIOUS = {
     "threads": correct(THREADS, "training step"),
     "a missing key": correct(MISSING_KEY, "training step"),
     "a compiler's flag": correct(FLAG, "training step"),
-    "large inputs alone": correct(LARGE_ALONE, "forward only: its backward raises NotImpl"),
+    "large inputs alone": correct(LARGE_ALONE, "forward only: its training step raises NotImpl"),
     "a reciprocal": correct(RECIPROCAL, "training step"),
     "a divisor as a buffer": correct(BUFFER, "training step"),
 }

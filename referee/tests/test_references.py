@@ -1,6 +1,7 @@
 """References: which files are refused, what is drawn for them, and what cannot be judged."""
 
 import random
+import re
 
 import pytest
 import torch
@@ -118,6 +119,23 @@ def test_a_reference_without_memory_is_not_one_without_gradients(tmp_path):
     problem, step = step_of(OUT_OF_MEMORY, tmp_path)
     with pytest.raises(NoRoomError):
         step_or_none(lambda: problem.run_step(*step))
+
+
+# First lines of a forward on a CPU that need more memory than there is, and how the reason begins.
+MORE_THAN_THERE_IS = {
+    "torch": ("torch.empty(1 << 46)", "DefaultCPUAllocator: can't allocate memory: you tried"),
+    "python": ("bytearray(1 << 60)", "MemoryError"),
+}
+
+
+@pytest.mark.parametrize("name", MORE_THAN_THERE_IS)
+def test_a_lack_of_memory_on_a_cpu_is_told_in_plain_words(name, tmp_path):
+    line, reason = MORE_THAN_THERE_IS[name]
+    path = tmp_path / "problem.py"
+    path.write_text(IMPORTS + reference(f"{line}\nreturn x * 2", "[torch.rand(3, 4)]"))
+    expected = f"problem.py: forward needs more memory than there is: {reason}"
+    with pytest.raises(NoRoomError, match=re.escape(expected)):
+        Problem("problem", load(path), torch.device("cpu"))
 
 
 def test_a_fault_of_the_referee_does_not_pass_for_a_missing_backward(tmp_path, monkeypatch):

@@ -182,7 +182,7 @@ def kept(g, y):
 RELU_BACKWARDS: Table = {
     "right": ("g * (y > 0)", "correct", STEP),
     "off_by_an_ulp": ("g * (y > 0) * (1 + 2**-23)", "wrong", "gradient of x: "),
-    "raises": ("g.no_such", "correct", "forward only: its backward raises AttributeError"),
+    "raises": ("g.no_such", "correct", "forward only: its training step raises AttributeError"),
     "kept": ("kept(g, y)", "wrong", "gradient of x"),
     "changes_g": ("(g * (y > 0), g.mul_(2))[0]", "wrong", "changes the gradient of its output"),
 }
@@ -201,7 +201,7 @@ LINEAR_BACKWARDS: Table = {
     "small": (
         "g.sum(0) if len(weight) < 80 else g.no_such",
         "correct",
-        "forward only: its backward raises AttributeError",
+        "forward only: its training step raises AttributeError",
     ),
 }
 # By the problem's name: a text, and a table of files. A row of the table has the expression that
