@@ -5,6 +5,7 @@ a note says so. A file that then returns a copy of its input, zeros or an earlie
 """
 
 from referee.checks.forward import EXCUSED, check_case
+from referee.checks.turn_memory import write_state_for_all
 from referee.comparison.case import Case
 from referee.grading import Grading
 from referee.reference.trivial_results import describe_trivial_results
@@ -59,11 +60,13 @@ def _compare_unusual_inputs(grading: Grading) -> list[str]:
 def _is_eager_finite(grading: Grading, inputs: list) -> bool:
     """Return whether eager gives finite results for inputs.
 
-    Eager's process computes them, not the referee's: an assertion on the device may end it.
+    Eager's process computes them, not the referee's: an assertion on the device may end it. Its
+    parameters are written before, because on a CPU the solution may have changed them.
     """
     resources = grading.resources
     resources.eager.start()
     grading.write_inputs([inputs])
+    write_state_for_all(grading)
     try:
         reply = resources.eager.members[0].ask(
             "is_finite", inputs=resources.memory.input_locations(1)

@@ -195,6 +195,37 @@ def test_a_change_of_eagers_parameters_is_wrong(tmp_path):
     grade(LINEAR, table, tmp_path)
 
 
+# In its first forward, finds eager's parameter in the shared memory and makes it NaN. The values of
+# this parameter, and of no other tensor, are from 3 to 4.
+SCALE_INIT = "self.scale = nn.Parameter(torch.rand(64) + 3)"
+SCALED = reference(
+    "return torch.relu(x) + (self.scale - self.scale)", "[torch.rand(32, 64)]", SCALE_INIT
+)
+SPOILS_EAGER = """
+import numpy
+
+values = numpy.frombuffer(memory, dtype=numpy.float32, count=1 << 22)
+calls = 0
+"""
+SPOIL = """
+global calls
+calls += 1
+if calls == 1:
+    begin = (self.scale.data_ptr() - start) // 4
+    for i in numpy.flatnonzero((values >= 3) & (values <= 4)):
+        if not begin <= i < begin + self.scale.numel():
+            values[i] = numpy.nan
+return x.clone()
+"""
+
+
+def test_a_change_of_eagers_parameters_before_the_rounds_hides_no_wrong_result(tmp_path):
+    """For inputs of both signs, only finite results of eager's are compared."""
+    spoils = SECOND_MAPPING + SPOILS_EAGER + module(SPOIL, SCALE_INIT)
+    reason = "returns a copy of its input 0: inputs of both signs"
+    grade(SCALED, {"spoils": wrong(spoils, reason)}, tmp_path)
+
+
 # Writes into the input of a timed forward when its result is freed, which is after the comparison.
 WRITES_LATE = """
 class Writes:
