@@ -27,9 +27,9 @@
 // the general epilogue, because the quotients do not overflow, and one fma makes sum / divisor and
 // adds bias / divisor. Only tiny results may differ. Bits are lost only where the quotient of bias
 // and divisor is subnormal (below 2^-126). That does not change results above 2^-100; smaller ones
-// may differ in their last bit. With a divisor of 2^32, a positive z below 2^-117 (2^32 times the
-// smallest subnormal, 2^-149) may become 0, and then its bit of the mask is 0. Larger divisors
-// would do this to larger z.
+// may differ in their last bit. With a divisor of 2^32, z / divisor may become 0 for a positive z
+// below 2^-117 (2^32 times the smallest subnormal, 2^-149). The mask is made from this quotient, so
+// the bit is then 0. Larger divisors would do this to larger z; that is why 2^32 is the limit.
 //
 // In a fast call of float32, a tile still takes the general epilogue if one of its rows of x or of
 // the weight was scaled by a very large or very small power of two

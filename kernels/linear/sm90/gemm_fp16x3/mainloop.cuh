@@ -202,9 +202,10 @@ struct Fp16x3Consumer {
                                                                    offsetof(Fp16x3SharedMemory, x));
   }
 
-  // Begins a work tile. The first product overwrites the accumulators, so the zeros do not matter
-  // to it. But for the compiler, the asm statement reads the accumulators. With the zeros, the
-  // compiler need not keep the previous tile's accumulators in registers throughout its epilogue.
+  // Begins a work tile: sums and accumulators become 0. The first product overwrites the
+  // accumulators, so for the result only the sums need this. But wgmma's asm statement names the
+  // accumulators as inputs. Without the zeros, the compiler would keep the previous tile's
+  // accumulators in registers throughout that tile's epilogue.
   __device__ void clear() {
 #pragma unroll
     for (int j = 0; j < Fp16x3Config::kSums; ++j) {
@@ -235,8 +236,9 @@ struct Fp16x3Consumer {
           // Two of these eight places are the thread's: of its elements 0 to 3, the lower places
           // have 0 and 1, and the upper ones 2 and 3.
           const int i = 2 * upper;
-          static_assert(split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
-                        "they are the first elements at the lower and at the upper places");
+          static_assert(
+              split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
+              "element i is the first of the thread's at the lower, and at the upper places");
           const int reg = 2 * upper + next_row;  // wgmma's order of registers
           split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],
                             &fragments.lo[k_half][reg]);
@@ -370,6 +372,7 @@ struct Fp16x3Consumer {
     ptx::wgmma_wait_group<1>();                                         // lo 1 is in flight
     convert(weight.even, second.even);                                  // c 2
     multiply_lo(rows, weight.even, second.even, /*accumulates=*/true);  // lo 2
+    // In a work tile's first k-group, lets the second warpgroup start (why: kernel.cuh).
     if (k_group == 0 && is_first_warpgroup) {
       ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }

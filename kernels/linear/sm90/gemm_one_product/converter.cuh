@@ -32,8 +32,9 @@
 //   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
-//   row_subnormals      [n]: the sum of scaled_subnormals over the k-tiles of row n. Only converter
-//                       warps use it (converter_subnormals.cuh).
+//   row_subnormals      [n]: the subnormals of row n, each k-tile's count multiplied by 64 / its
+//                       nonzero elements. Only converter warps use it (scaled_subnormals in
+//                       converter_subnormals.cuh).
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
 // hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
