@@ -250,8 +250,8 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, MmaFragments& fr
     results.add_hi_products(fragments, /*k_step=*/0, i);
   }
 
-  // Of the 4 stages, copies have begun for this one and for the two after it. This wait leaves only
-  // the newest of them under way (kStages - 3 = 1), so the next stage has arrived. After the
+  // Copies have begun for three of the 4 stages: this one and the two after it. This wait leaves
+  // only the newest of them under way (kStages - 3 = 1), so the next stage has arrived. After the
   // barrier, no warp still reads the stage before this one, which the copies of phase 3 overwrite.
   ptx::wait_copies<Sm80Config::kStages - 3>();
   __syncthreads();

@@ -175,7 +175,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       const int offset = buffer_offset_of_part<T>(part) + pair * kPairRows * kStagedRowBytes;
       ptx::store_matrices_transposed(matrix_address + offset, results.words);
       if constexpr (kMask) {
-        // Whether the lane makes mask words for the second row block of the pair, or for the first.
+        // True if the lane makes mask words for the second row block of the pair, not for the
+        // first.
         const bool keeps_second = g / 4 == 1;
         stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, {warp, g, c},
                            staged.mask);
