@@ -59,8 +59,8 @@ linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
 # This operator as torch.compile puts it into a graph: torch's `OpOverload`.
 linear_overload = linear_ops.linear_relu_divide.default
 # The operator as torch.export puts it into a program. The extension registers it a second time, in
-# this namespace: a saved program refers to operators by name, and this name does not change with
-# the sources.
+# STABLE_NAMESPACE. A saved program refers to operators by name. The name of the first namespace
+# changes with the sources; this one does not.
 linear_stable_overload = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
 
 reference = kernels.load_reference()
@@ -69,12 +69,12 @@ reference = kernels.load_reference()
 class ModelNew(reference.Model):
     """ReLU of a tensor of any shape, strides and device.
 
-    The forward calls `torch.relu` under `torch.compile` and TorchScript, where other Python code
-    intercepts the call, and for tensor subclasses other than parameters and DTensors. Otherwise it
-    calls our operator. Plain tensors of float32, float64, float16 and bfloat16 on a CPU or a CUDA
-    GPU go from the operator to the kernels, if they are dense, not empty, begin at a multiple of 16
-    bytes, and have no forward-mode tangent. Everything else goes from the operator to torch's own
-    op.
+    The forward calls `torch.relu` in three cases: under `torch.compile` or TorchScript; if other
+    Python code intercepts the call; and for tensor subclasses other than parameters and DTensors.
+    Otherwise it calls our operator. Plain tensors of float32, float64, float16 and bfloat16 on a
+    CPU or a CUDA GPU go from the operator to the kernels, if they are dense, not empty, begin at a
+    multiple of 16 bytes, and have no forward-mode tangent. Everything else goes from the operator
+    to torch's own op.
 
     Args:
         inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does

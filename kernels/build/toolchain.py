@@ -248,8 +248,8 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
     cuda = torch.version.cuda
-    # How the user can build for the CPU alone: with these variables set to the empty string,
-    # `cuda_targets` returns none. Only variables that matter on this machine are named.
+    # With these variables set to the empty string, `cuda_targets` returns an empty list, so only
+    # the CPU's kernels are built. Only variables that matter on this machine are named.
     variables = []
     if torch.cuda.is_available():
         variables.append("CUDA_VISIBLE_DEVICES=")
