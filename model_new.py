@@ -69,12 +69,12 @@ reference = kernels.load_reference()
 class ModelNew(reference.Model):
     """ReLU of a tensor of any shape, strides and device.
 
-    The forward calls `torch.relu` in three cases: under `torch.compile` or TorchScript; if other
-    Python code intercepts the call; and for tensor subclasses other than parameters and DTensors.
-    Otherwise it calls our operator. Plain tensors of float32, float64, float16 and bfloat16 on a
-    CPU or a CUDA GPU go from the operator to the kernels, if they are dense, not empty, begin at a
-    multiple of 16 bytes, and have no forward-mode tangent. Everything else goes from the operator
-    to torch's own op.
+    Unless `inplace`, the forward calls `torch.relu` in three cases: under `torch.compile` or
+    TorchScript; if other Python code intercepts the call; and for tensor subclasses other than
+    parameters and DTensors. Otherwise it calls our operator. Plain tensors of float32, float64,
+    float16 and bfloat16 on a CPU or a CUDA GPU go from the operator to the kernels, if they are
+    dense, not empty, begin at a multiple of 16 bytes, and have no forward-mode tangent. Everything
+    else goes from the operator to torch's own op.
 
     Args:
         inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does
@@ -147,7 +147,7 @@ class LinearReluDivideNew(reference.LinearReluDivide):
                 the parameters'.
 
         Returns:
-            A dense tensor `[..., N]` on x's device. Its dtype is x's; under autocast, autocast's.
+            A contiguous tensor `[..., N]` on x's device. Its dtype is x's; under autocast, autocast's.
 
         Raises:
             RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.
@@ -157,7 +157,8 @@ class LinearReluDivideNew(reference.LinearReluDivide):
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_overload, linear_stable_overload)
-        # Only objects of this very class: a subclass may redefine how `linear` is found.
+        # This is the fast path. A subclass may redefine how `linear` is found, so for objects that
+        # are not exactly of this class the result is None.
         operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands

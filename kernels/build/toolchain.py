@@ -119,7 +119,8 @@ def _requested_targets() -> set[str]:
     """Return the targets that TORCH_CUDA_ARCH_LIST names, as torch's build tools read it."""
     try:
         flags = cpp_extension()._get_cuda_arch_flags()
-    except (ValueError, LookupError):  # a LookupError for "native", as no GPU is visible
+    except (ValueError, LookupError):
+        # The entry "native" means the visible GPUs. There are none, so torch raises a LookupError.
         arch_list = os.environ["TORCH_CUDA_ARCH_LIST"]
         raise BuildError(
             f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}; expected "
@@ -248,8 +249,9 @@ def check_tools(toolchain: Toolchain) -> None:
 def _check_nvcc(toolchain: Toolchain) -> None:
     """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
     cuda = torch.version.cuda
-    # With these variables set to the empty string, `cuda_targets` returns an empty list, so only
-    # the CPU's kernels are built. Only variables that matter on this machine are named.
+    # With CUDA_VISIBLE_DEVICES and TORCH_CUDA_ARCH_LIST set to the empty string, `cuda_targets`
+    # returns an empty list, so only the CPU's kernels are built. The advice names those of the two
+    # that matter on this machine.
     variables = []
     if torch.cuda.is_available():
         variables.append("CUDA_VISIBLE_DEVICES=")
@@ -267,7 +269,7 @@ def _check_nvcc(toolchain: Toolchain) -> None:
     if f"release {cuda.split('.')[0]}." not in version:
         raise BuildError(f"expected an nvcc of CUDA {cuda}, got {nvcc}: {version!r}. {advice}")
     done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=False)
-    # The list has no entry with an "a": where nvcc can compile for `sm_90a`, it has `compute_90`.
+    # The list has no entries with an "a": an nvcc that can compile for `sm_90a` lists `compute_90`.
     for target in toolchain.targets:
         if "compute_" + re.sub(r"\D", "", target) not in done.stdout.split():
             raise BuildError(f"{nvcc} can't compile for {target}. {advice}")
