@@ -147,7 +147,8 @@ class LinearReluDivideNew(reference.LinearReluDivide):
                 the parameters'.
 
         Returns:
-            A contiguous tensor `[..., N]` on x's device. Its dtype is x's; under autocast, autocast's.
+            A contiguous tensor `[..., N]` on x's device. Its dtype is x's; under autocast,
+            autocast's.
 
         Raises:
             RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.

@@ -23,13 +23,14 @@
 //   half types only: the call has     The fast epilogue of half types always applies ReLU
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
-// In half types the sum is divided before the bias is added. The results are nevertheless those of
-// the general epilogue, because the quotients do not overflow, and one fma makes sum / divisor and
-// adds bias / divisor. Only tiny results may differ. Bits are lost only where the quotient of bias
-// and divisor is subnormal (below 2^-126). That does not change results above 2^-100; smaller ones
-// may differ in their last bit. With a divisor of 2^32, z / divisor may become 0 for a positive z
-// below 2^-117 (2^32 times the smallest subnormal, 2^-149). The mask is made from this quotient, so
-// the bit is then 0. Larger divisors would do this to larger z; that is why 2^32 is the limit.
+// In half types the sum is divided before the bias is added. Except for tiny results, they are
+// nevertheless those of the general epilogue: dividing by a power of two loses no bits and cannot
+// overflow, as the divisor is 1 or more, and one fma makes sum / divisor and adds bias / divisor,
+// with a single rounding. Bits are lost only where the quotient of bias and divisor is subnormal
+// (below 2^-126): results below 2^-100 may then differ in their last bit. With a divisor of 2^32, z
+// / divisor may become 0 for a positive z below 2^-117 (2^32 times the smallest subnormal, 2^-149).
+// The mask is made from this quotient, so the bit is then 0. Larger divisors would do this to
+// larger z; that is why 2^32 is the limit.
 //
 // In a fast call of float32, a tile still takes the general epilogue if one of its rows of x or of
 // the weight was scaled by a very large or very small power of two

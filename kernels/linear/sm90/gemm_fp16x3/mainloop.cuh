@@ -236,9 +236,8 @@ struct Fp16x3Consumer {
           // Two of these eight places are the thread's: of its elements 0 to 3, the lower places
           // have 0 and 1, and the upper ones 2 and 3.
           const int i = 2 * upper;
-          static_assert(
-              split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
-              "element i is the first of the thread's at the lower, and at the upper places");
+          static_assert(split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
+                        "a thread's elements 0 and 1 are at lower places, 2 and 3 at upper ones");
           const int reg = 2 * upper + next_row;  // wgmma's order of registers
           split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],
                             &fragments.lo[k_half][reg]);
@@ -432,7 +431,8 @@ struct Fp16x3Consumer {
     } else if (rows == Fp16x3Config::kMediumRows) {
       run_mainloop(TileRows<Fp16x3Config::kMediumRows>{}, k_groups, is_first_warpgroup, state);
     } else if (kPromotionInterval == 128 && rows == Fp16x3Config::kLargeRows) {
-      // Only products with K >= kInterval128FromK have tiles of 160.
+      // Tiles of 160 rows exist only from K = kInterval128FromK on, where the interval is 128. So
+      // the kernels of shorter intervals need no code for them.
       run_mainloop(TileRows<Fp16x3Config::kLargeRows>{}, k_groups, is_first_warpgroup, state);
     } else {
       run_mainloop(TileRows<Fp16x3Config::kLargestRows>{}, k_groups, is_first_warpgroup, state);

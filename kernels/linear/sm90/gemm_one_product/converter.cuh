@@ -32,9 +32,9 @@
 //   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
-//   row_subnormals      [n]: the subnormals of row n, each k-tile's count multiplied by 64 / its
-//                       nonzero elements. Only converter warps use it (scaled_subnormals in
-//                       converter_subnormals.cuh).
+//   row_subnormals      [n]: a sum over row n's k-tiles: subnormals * 64 / nonzeros, the two counts
+//                       of the k-tile's 64 elements (scaled_subnormals, converter_subnormals.cuh).
+//                       Only converter warps use it.
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
 // hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
@@ -140,13 +140,15 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 //   2. first_use never falls along the order. In a weight group it grows with the patch column. The
 //      next group begins at least k_tiles later, for a group has at least one tile of out for each
 //      cluster (launch.cuh).
-//   3. A k-tile before P's first use, for any patch P, needs only patches before P: their first use
-//      is no later than this k-tile, and by fact 2 they come before P.
+//   3. Let P be any patch. If a producer's k-tile is before P's first use, all patches that it
+//   needs
+//      are earlier in the order than P: their first use is no later than that k-tile, so it is
+//      before P's, and fact 2 applies.
 //
 // Let P be the first patch that is not yet converted. It will be converted:
 //
-//   a. Every producer loads those of its k-tiles that are before P's first use, and begins the next
-//      one, if there is one. It waits for two things:
+//   a. By induction over its k-tiles, every producer loads those that are before P's first use, and
+//      begins the next one, if there is one. It waits for two things:
 //        an empty stage      The stage holds an earlier k-tile, which is before P's first use. Both
 //                            producers of the cluster load that k-tile, so the consumers multiply
 //                            it, and the stage is empty.

@@ -53,11 +53,11 @@ namespace kernels::sm90::gemm_one_product {
 // the smaller one first:
 //
 //   overflow    A multiplication overflows only if the result does.
-//   underflow   Factors are 2^-126 or more (kMaxExponentWithoutLo). So the first multiplication
-//               rounds to a multiple of 2^-149, and is off by at most 2^-150. That is as if the
-//               accumulator were off by 2^-150 / 2^-126 = 2^-24. The rounding of scaled x to fp16
-//               may change it by more: x's largest element, 2^14 or more, is off by up to 2^3.
-//               Times the smallest fp16 weight, 2^-24, that is 2^-21.
+//   underflow   A subnormal result of the first multiplication is off by at most 2^-150. The factor
+//               is 2^-126 or more (kMaxExponentWithoutLo), so that is as if the accumulator were
+//               off by at most 2^-24. The rounding of scaled x to fp16 may move it further: x's
+//               largest element, 2^14 or more, is off by up to 2^3, which even the smallest fp16
+//               weight, 2^-24, makes 2^-21.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
