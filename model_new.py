@@ -71,10 +71,12 @@ class ModelNew(reference.Model):
 
     Unless `inplace`, the forward calls `torch.relu` in three cases: under `torch.compile` or
     TorchScript; if other Python code intercepts the call; and for tensor subclasses other than
-    parameters and DTensors. Otherwise it calls our operator. Plain tensors of float32, float64,
-    float16 and bfloat16 on a CPU or a CUDA GPU go from the operator to the kernels, if they are
-    dense, not empty, begin at a multiple of 16 bytes, and have no forward-mode tangent. Everything
-    else goes from the operator to torch's own op.
+    parameters and DTensors. Otherwise it calls our operator.
+
+    The operator calls the kernels for tensors and parameters (for a DTensor: its local tensor) of
+    float32, float64, float16 and bfloat16 on a CPU or a CUDA GPU that are dense, not empty, begin
+    at a multiple of 16 bytes, and have no forward-mode tangent. For all others it calls torch's own
+    op.
 
     Args:
         inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does
@@ -158,8 +160,8 @@ class LinearReluDivideNew(reference.LinearReluDivide):
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_overload, linear_stable_overload)
-        # This is the fast path. A subclass may redefine how `linear` is found, so for objects that
-        # are not exactly of this class the result is None.
+        # `operands` is None if the call must take the slow path. One example is an object of a
+        # subclass, which may redefine how `linear` is found.
         operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands

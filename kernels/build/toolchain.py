@@ -28,8 +28,8 @@ CXX_FLAGS = [
 CUDA_FLAGS = [
     "--split-compile=0",  # a thread for each core; by default one per file
     "-std=c++17",  # newer versions of torch ask for C++20, which takes a tenth longer to compile
-    # torch defines these macros, which remove operators and conversions of half types. Without the
-    # macros, a kernel means the same as when it is compiled without torch.
+    # torch defines these macros, which remove operators and conversions of half types. -U undefines
+    # them, so that kernels have the operators that plain nvcc gives them.
     "-U__CUDA_NO_HALF_OPERATORS__",
     "-U__CUDA_NO_HALF2_OPERATORS__",
     "-U__CUDA_NO_HALF_CONVERSIONS__",
@@ -145,7 +145,7 @@ def compatible_targets(target: str) -> set[str]:
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
     If `target` is PTX, or ends with an "a", only a build for exactly this target may be loaded. A
-    user asks for PTX to take the build to other GPUs, so a build without that PTX would not do. A
+    user who asks for PTX wants to run the build on other GPUs, too, which needs that PTX in it. A
     Hopper GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma kernels.
     """
     if target.endswith("a") or target.startswith("compute_"):
@@ -247,11 +247,13 @@ def check_tools(toolchain: Toolchain) -> None:
 
 
 def _check_nvcc(toolchain: Toolchain) -> None:
-    """Raise a BuildError if nvcc is missing, has another major version, or lacks a target."""
+    """Raise a BuildError if nvcc is missing, is not of torch's CUDA version, or lacks a target.
+
+    Only the major version counts.
+    """
     cuda = torch.version.cuda
-    # With CUDA_VISIBLE_DEVICES and TORCH_CUDA_ARCH_LIST set to the empty string, `cuda_targets`
-    # returns an empty list, so only the CPU's kernels are built. The advice names those of the two
-    # that matter on this machine.
+    # A user who wants only the CPU's kernels sets CUDA_VISIBLE_DEVICES to the empty string if there
+    # are visible GPUs, and TORCH_CUDA_ARCH_LIST if it is set. The advice below says so.
     variables = []
     if torch.cuda.is_available():
         variables.append("CUDA_VISIBLE_DEVICES=")
