@@ -73,10 +73,9 @@ class ModelNew(reference.Model):
     TorchScript; if other Python code intercepts the call; and for tensor subclasses other than
     parameters and DTensors. Otherwise it calls our operator.
 
-    The operator calls the kernels for tensors and parameters (for a DTensor: its local tensor) of
-    float32, float64, float16 and bfloat16 on a CPU or a CUDA GPU that are dense, not empty, begin
-    at a multiple of 16 bytes, and have no forward-mode tangent. For all others it calls torch's own
-    op.
+    The operator calls the kernels if the tensor (of a DTensor: its local tensor) is float32,
+    float64, float16 or bfloat16, is on a CPU or a CUDA GPU, is dense and not empty, begins at a
+    multiple of 16 bytes, and has no forward-mode tangent. Otherwise it calls torch's own op.
 
     Args:
         inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does
@@ -160,8 +159,8 @@ class LinearReluDivideNew(reference.LinearReluDivide):
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_overload, linear_stable_overload)
-        # `operands` is None if the call must take the slow path. One example is an object of a
-        # subclass, which may redefine how `linear` is found.
+        # `operands` is None if the call must take the slow path, for example because `self` is of a
+        # subclass of this class, which may redefine how `linear` is found.
         operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands
