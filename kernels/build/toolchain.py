@@ -133,8 +133,8 @@ def warn_of_ignored_targets() -> None:
     """Warn if TORCH_CUDA_ARCH_LIST is set, but torch is a build for CPUs."""
     if os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.version.cuda:
         say(
-            "TORCH_CUDA_ARCH_LIST is set, but this torch is a build for CPUs alone, and so are the "
-            "kernels that are compiled now"
+            "TORCH_CUDA_ARCH_LIST is ignored, because this torch is a build for CPUs alone; the "
+            "kernels are compiled for the CPU only"
         )
 
 
@@ -252,8 +252,8 @@ def _check_nvcc(toolchain: Toolchain) -> None:
     Only the major version counts.
     """
     cuda = torch.version.cuda
-    # A user who wants only the CPU's kernels sets CUDA_VISIBLE_DEVICES to the empty string if there
-    # are visible GPUs, and TORCH_CUDA_ARCH_LIST if it is set. The advice below says so.
+    # To get only the CPU's kernels, a user has to empty CUDA_VISIBLE_DEVICES if there are visible
+    # GPUs, and also TORCH_CUDA_ARCH_LIST if it has a value. The advice below says so.
     variables = []
     if torch.cuda.is_available():
         variables.append("CUDA_VISIBLE_DEVICES=")
@@ -298,7 +298,7 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
     what `cxx_compiler` returns, because torch would take an empty CXX for the compiler's name.
     """
     build_tools = cpp_extension()
-    cuda_home = build_tools.CUDA_HOME
+    cuda_home_before = build_tools.CUDA_HOME
     changes = {
         "PATH": os.environ.get("PATH", "") + os.pathsep + str(Path(find_ninja()).parent),
         "LC_ALL": "C",
@@ -311,7 +311,7 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
     try:
         yield
     finally:
-        build_tools.CUDA_HOME = cuda_home
+        build_tools.CUDA_HOME = cuda_home_before
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
