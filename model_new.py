@@ -48,8 +48,6 @@ sources = {problem: kernels.read_sources(problem) for problem in kernels.SOURCES
 namespaces = load_extensions(sources, compile_and_load)
 relu_ops = getattr(torch.ops, namespaces["relu"])
 linear_ops = getattr(torch.ops, namespaces["linear_relu_divide"])
-# torch.utils.flop_counter then counts the arithmetic of the linear operator too.
-register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 
 # Eager calls use the operator as a built-in function, which is the fastest way to call it.
 relu_builtin = as_builtin(relu_ops.relu.default)
@@ -59,9 +57,11 @@ linear_builtin = as_builtin(linear_ops.linear_relu_divide.default)
 # This operator as torch.compile puts it into a graph: torch's `OpOverload`.
 linear_overload = linear_ops.linear_relu_divide.default
 # The operator as torch.export puts it into a program. The extension registers it a second time, in
-# STABLE_NAMESPACE. A saved program refers to operators by name. The name of the first namespace
-# changes with the sources; this one does not.
+# STABLE_NAMESPACE. A saved program refers to operators by name. The name in `namespaces` changes
+# with the sources; STABLE_NAMESPACE does not.
 linear_stable_overload = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
+# torch.utils.flop_counter then counts the arithmetic of the operator in both namespaces.
+register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 
 reference = kernels.load_reference()
 
@@ -160,7 +160,8 @@ class LinearReluDivideNew(reference.LinearReluDivide):
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_overload, linear_stable_overload)
         # `operands` is None if the call must take the slow path, for example because `self` is of a
-        # subclass of this class, which may redefine how `linear` is found.
+        # subclass, which may override the attribute `linear`: the fast path reads it from the
+        # module's dictionary.
         operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands
