@@ -126,6 +126,7 @@ def _requested_targets() -> set[str]:
             f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}; expected "
             'compute capabilities such as "9.0", or several such as "8.0;9.0+PTX"'
         ) from None
+    # A flag is, for example, "-gencode=arch=compute_90,code=sm_90".
     return {flag.rpartition("code=")[2] for flag in flags}
 
 
@@ -145,8 +146,8 @@ def compatible_targets(target: str) -> set[str]:
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
     If `target` is PTX, or ends with an "a", only a build for exactly this target may be loaded. A
-    user who asks for PTX wants to run the build on other GPUs, too, which needs that PTX in it. A
-    Hopper GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma kernels.
+    user who asks for PTX wants to run the build on other GPUs, too. They can run it only if it has
+    that PTX. A Hopper GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma kernels.
     """
     if target.endswith("a") or target.startswith("compute_"):
         return {target}
