@@ -60,7 +60,7 @@ linear_overload = linear_ops.linear_relu_divide.default
 # STABLE_NAMESPACE. A saved program refers to operators by name. The name in `namespaces` changes
 # with the sources; STABLE_NAMESPACE does not.
 linear_stable_overload = getattr(torch.ops, kernels.STABLE_NAMESPACE).linear_relu_divide.default
-# torch.utils.flop_counter then counts the arithmetic of the operator in both namespaces.
+# Let torch.utils.flop_counter count the arithmetic of the operator, in both namespaces.
 register_flops(namespaces["linear_relu_divide"], kernels.STABLE_NAMESPACE)
 
 reference = kernels.load_reference()
@@ -159,9 +159,9 @@ class LinearReluDivideNew(reference.LinearReluDivide):
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_overload, linear_stable_overload)
-        # `operands` is None if the call must take the slow path, for example because `self` is of a
-        # subclass, which may override the attribute `linear`: the fast path reads it from the
-        # module's dictionary.
+        # The fast path. `operands` is None if the call cannot take it: other code intercepts the
+        # call, or `self` is of a subclass. A subclass may override the attribute `linear`, but the
+        # fast path reads `linear` from the module's dictionary.
         operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands

@@ -147,7 +147,8 @@ def compatible_targets(target: str) -> set[str]:
 
     If `target` is PTX, or ends with an "a", only a build for exactly this target may be loaded. A
     user who asks for PTX wants to run the build on other GPUs, too. They can run it only if it has
-    that PTX. A Hopper GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma kernels.
+    that PTX. A Hopper GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma
+    kernels.
     """
     if target.endswith("a") or target.startswith("compute_"):
         return {target}
