@@ -262,7 +262,7 @@ def test_eager_is_blamed_if_it_raises_while_it_is_timed(calls_before, tmp_path):
     """
     condition = f"(calls.append(0) or len(calls) > {calls_before})"
     forward = FAILS.format(condition=condition, error="ValueError('the reference fails')")
-    text = "calls = []\n\n\n" + reference(forward, "[torch.rand(48, 1 << 20)]")
+    text = "calls = []\n\n\n" + reference(forward, "[torch.rand(16, 1 << 20)]")
     reason = "eager itself could not be timed: .*ValueError: the reference fails"
     grade(text, {"honest": error(module("return torch.relu(x)"), reason)}, tmp_path)
 
