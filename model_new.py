@@ -1,4 +1,4 @@
-"""Drop-in replacements for the modules of `model.py`. Importing this file builds their kernels.
+"""Drop-in replacements for the modules of `model.py`. The first import builds their kernels.
 
 The file may be imported, or read as text and passed to `exec`. Either way, Python must find the
 package `kernels` of this project on `sys.path`.
@@ -101,7 +101,8 @@ class ModelNew(reference.Model):
             A new tensor of x's shape, dtype and device; x itself if `inplace`.
 
         Raises:
-            RuntimeError: x is bool; or `inplace`, and x is a leaf that requires gradients.
+            RuntimeError: x is bool; or `inplace`, gradients are enabled, and x is a leaf that
+                requires one.
             NotImplementedError: torch has no ReLU for x's dtype, for example a complex one.
             TypeError: x is not a tensor.
         """
@@ -148,8 +149,8 @@ class LinearReluDivideNew(reference.LinearReluDivide):
                 the parameters'.
 
         Returns:
-            A contiguous tensor `[..., N]` on x's device. Its dtype is x's; under autocast,
-            autocast's.
+            A contiguous tensor `[..., N]` on x's device. Its dtype is x's. Under autocast, it is
+            autocast's, unless x is float64.
 
         Raises:
             RuntimeError: sizes, dtypes or devices do not match, or x has no dimension.

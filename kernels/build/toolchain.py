@@ -146,9 +146,8 @@ def compatible_targets(target: str) -> set[str]:
     its own or an older version. For example, a GPU of `sm_86` runs `sm_80` and `compute_75`.
 
     If `target` is PTX, or ends with an "a", only a build for exactly this target may be loaded. A
-    user who asks for PTX wants to run the build on other GPUs, too. They can run it only if it has
-    that PTX. A Hopper GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma
-    kernels.
+    user who asks for PTX expects it in the build, for GPUs that are not in this machine. A Hopper
+    GPU could also run code for `sm_90`, but only code for `sm_90a` has the wgmma kernels.
     """
     if target.endswith("a") or target.startswith("compute_"):
         return {target}
@@ -296,8 +295,9 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
     """Set the environment of a build, and restore it at the end. Call `check_tools` before.
 
     PATH gets the folder of ninja. torch's `CUDA_HOME` becomes the toolkit's folder. The compilers'
-    messages become English so that `errors.py` finds the cause of an error in them. CXX becomes
-    what `cxx_compiler` returns, because torch would take an empty CXX for the compiler's name.
+    messages become English so that `errors.py` finds the cause of an error in them. CXX and
+    PYTORCH_NVCC become what `cxx_compiler` and `nvcc_compiler` return, because torch would take an
+    empty value for the compiler's name.
     """
     build_tools = cpp_extension()
     cuda_home_before = build_tools.CUDA_HOME
@@ -306,10 +306,11 @@ def build_environment(toolchain: Toolchain) -> Iterator[None]:
         "LC_ALL": "C",
         "CXX": cxx_compiler(),
     }
+    if toolchain.cuda_home is not None:
+        changes["PYTORCH_NVCC"] = nvcc_compiler(toolchain.cuda_home)
+        build_tools.CUDA_HOME = str(toolchain.cuda_home)
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
-    if toolchain.cuda_home is not None:
-        build_tools.CUDA_HOME = str(toolchain.cuda_home)
     try:
         yield
     finally:

@@ -1,5 +1,7 @@
 """The build tools: targets, flags, and the errors if a tool is missing or fails."""
 
+import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -158,11 +160,15 @@ def test_versions_are_compared_in_english(monkeypatch, tmp_path):
     assert toolchain.read_version(str(compiler)) == "12 C"
 
 
-def test_an_empty_cxx_counts_as_not_set(monkeypatch):
+def test_empty_variables_of_compilers_count_as_not_set(monkeypatch):
+    """Torch would take the empty values for the compilers' names."""
     monkeypatch.setenv("CXX", "")
-    tools = toolchain.find_toolchain()
+    monkeypatch.setenv("PYTORCH_NVCC", "")
+    tools = dataclasses.replace(toolchain.find_toolchain(), cuda_home=Path("/toolkit"))
     with toolchain.build_environment(tools):
         assert toolchain.cxx_compiler() == cpp_extension.get_cxx_compiler() == "c++"
+        assert os.environ["PYTORCH_NVCC"] == "/toolkit/bin/nvcc"
+    assert os.environ["CXX"] == os.environ["PYTORCH_NVCC"] == ""
 
 
 def test_ninja_is_found_beside_python(tmp_path, monkeypatch):
