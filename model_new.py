@@ -69,17 +69,16 @@ reference = kernels.load_reference()
 class ModelNew(reference.Model):
     """ReLU of a tensor of any shape, strides and device.
 
-    Unless `inplace`, the forward calls `torch.relu` in three cases: under `torch.compile` or
+    The forward calls torch's own op in four cases: with `inplace`; under `torch.compile` or
     TorchScript; if other Python code intercepts the call; and for tensor subclasses other than
-    parameters and DTensors. Otherwise it calls our operator.
+    parameters and DTensors. In all other cases it calls our operator.
 
     The operator calls the kernels if the tensor (of a DTensor: its local tensor) is float32,
     float64, float16 or bfloat16, is on a CPU or a CUDA GPU, is dense and not empty, begins at a
     multiple of 16 bytes, and has no forward-mode tangent. Otherwise it calls torch's own op.
 
     Args:
-        inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does. torch's own op does
-            it, not the kernels.
+        inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does.
     """
 
     # The default for objects that are made without this constructor: a user may assign ModelNew to
@@ -101,8 +100,7 @@ class ModelNew(reference.Model):
             A new tensor of x's shape, dtype and device; x itself if `inplace`.
 
         Raises:
-            RuntimeError: x is bool; or `inplace`, gradients are enabled, and x is a leaf that
-                requires one.
+            RuntimeError: x is bool; or `inplace`, and x is a leaf whose gradient is required.
             NotImplementedError: torch has no ReLU for x's dtype, for example a complex one.
             TypeError: x is not a tensor.
         """

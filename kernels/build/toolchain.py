@@ -120,10 +120,10 @@ def _requested_targets() -> set[str]:
     try:
         flags = cpp_extension()._get_cuda_arch_flags()
     except (ValueError, LookupError):
-        # The entry "native" means the visible GPUs. There are none, so torch raises a LookupError.
+        # The value "native" means the visible GPUs. If there are none, torch raises a LookupError.
         arch_list = os.environ["TORCH_CUDA_ARCH_LIST"]
         raise BuildError(
-            f"torch does not know every entry of TORCH_CUDA_ARCH_LIST={arch_list!r}; expected "
+            f"torch cannot compile for TORCH_CUDA_ARCH_LIST={arch_list!r}; expected "
             'compute capabilities such as "9.0", or several such as "8.0;9.0+PTX"'
         ) from None
     # A flag is, for example, "-gencode=arch=compute_90,code=sm_90".
@@ -131,11 +131,11 @@ def _requested_targets() -> set[str]:
 
 
 def warn_of_ignored_targets() -> None:
-    """Warn if TORCH_CUDA_ARCH_LIST is set, but torch is a build for CPUs."""
+    """Warn if TORCH_CUDA_ARCH_LIST is set, but torch is built without CUDA."""
     if os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.version.cuda:
         say(
-            "TORCH_CUDA_ARCH_LIST is ignored, because this torch is a build for CPUs alone; the "
-            "kernels are compiled for the CPU only"
+            "TORCH_CUDA_ARCH_LIST is ignored, because this torch is built without CUDA; the kernels "
+            "are compiled for CPUs alone"
         )
 
 

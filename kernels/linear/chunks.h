@@ -35,7 +35,7 @@ constexpr int64_t kMaxWorkspace = int64_t{254} << 20;
 constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 
 // How a kernel divides its result into tiles.
-struct Tiling {
+struct TileGrid {
   int64_t rows_of_tile;
   int64_t weight_tiles;  // along N
   // Tiles that the GPU computes at once. None if the kernel divides the last wave's tiles among all
@@ -89,14 +89,14 @@ class WorkspaceSlices {
 // Returns the most tiles along M for which a chunk's workspace keeps to the limit, but at least 1.
 // workspace_of(rows) returns the bytes of a workspace for `rows` rows of x.
 template <typename WorkspaceOf>
-int64_t max_tiles_of_chunk(const Tiling& tiling, const WorkspaceOf& workspace_of) {
+int64_t max_tiles_of_chunk(const TileGrid& grid, const WorkspaceOf& workspace_of) {
   // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. Slices are rounded up to
   // kSliceBytes; over kMeasuredRows rows that adds next to nothing to bytes_per_row.
   constexpr int64_t kMeasuredRows = 1024;
   const int64_t fixed_bytes = workspace_of(0);
   const int64_t bytes_per_row = divide_up(workspace_of(kMeasuredRows) - fixed_bytes, kMeasuredRows);
   const int64_t bytes_for_rows = std::max(kMaxWorkspace - fixed_bytes, kMinWorkspaceForRows);
-  const int64_t max_tiles = bytes_for_rows / (bytes_per_row * tiling.rows_of_tile);
+  const int64_t max_tiles = bytes_for_rows / (bytes_per_row * grid.rows_of_tile);
   return std::max(max_tiles, int64_t{1});
 }
 
@@ -106,11 +106,11 @@ struct Chunks {
   int64_t count;
   int64_t waves;  // the sum over all chunks; 0 if waves are not counted
 
-  Chunks(int64_t all_tiles, int64_t tiles, const Tiling& tiling)
+  Chunks(int64_t all_tiles, int64_t tiles, const TileGrid& grid)
       : tiles(tiles), count(divide_up(all_tiles, tiles)) {
     const int64_t full_chunks = all_tiles / tiles;
     const int64_t tiles_of_rest = all_tiles % tiles;
-    waves = full_chunks * tiling.count_waves(tiles) + tiling.count_waves(tiles_of_rest);
+    waves = full_chunks * grid.count_waves(tiles) + grid.count_waves(tiles_of_rest);
   }
 
   bool is_better_than(const Chunks& other) const {
@@ -120,7 +120,7 @@ struct Chunks {
 };
 
 // Returns the rows of each chunk but the last, which may have fewer: a multiple of
-// tiling.rows_of_tile, or m if one chunk is enough. workspace_of is as in max_tiles_of_chunk.
+// grid.rows_of_tile, or m if one chunk is enough. workspace_of is as in max_tiles_of_chunk.
 //
 // It prefers, in this order: few waves of tiles in all chunks, few chunks, and chunks of equal
 // size.
@@ -141,21 +141,21 @@ struct Chunks {
 //
 //   So a chunk has 55 * 256 rows.
 template <typename WorkspaceOf>
-int64_t choose_rows_of_chunk(int64_t m, const Tiling& tiling, const WorkspaceOf& workspace_of) {
+int64_t choose_rows_of_chunk(int64_t m, const TileGrid& grid, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
-  const int64_t max_tiles = max_tiles_of_chunk(tiling, workspace_of);
-  const int64_t all_tiles = divide_up(m, tiling.rows_of_tile);
+  const int64_t max_tiles = max_tiles_of_chunk(grid, workspace_of);
+  const int64_t all_tiles = divide_up(m, grid.rows_of_tile);
   if (all_tiles <= max_tiles) return m;
 
   // The search begins above half of max_tiles: smaller chunks would be at least about twice as many
   // as chunks of max_tiles. Among sizes with equally many waves and chunks, the smallest is taken.
   // It leaves the most tiles for the last chunk, so the chunks are as equal as possible.
-  Chunks best(all_tiles, max_tiles / 2 + 1, tiling);
+  Chunks best(all_tiles, max_tiles / 2 + 1, grid);
   for (int64_t tiles = best.tiles + 1; tiles <= max_tiles; ++tiles) {
-    const Chunks chunks(all_tiles, tiles, tiling);
+    const Chunks chunks(all_tiles, tiles, grid);
     if (chunks.is_better_than(best)) best = chunks;
   }
-  return best.tiles * tiling.rows_of_tile;
+  return best.tiles * grid.rows_of_tile;
 }
 
 // Calls launch(chunk, is_first) for each chunk of `rows` rows, in order. A chunk is `call` with

@@ -29,7 +29,7 @@
 namespace kernels {
 
 // The position of a tile: which tile of x and which tile of the weight it multiplies.
-struct Tile {
+struct TilePosition {
   int x_tile;       // number along M
   int weight_tile;  // number along N
 };
@@ -43,7 +43,7 @@ struct TileOrder {
   __host__ __device__ int count() const { return x_tiles * weight_tiles; }
 
   // The position of the tile of this number, 0 <= number < count().
-  __host__ __device__ Tile find(int number) const {
+  __host__ __device__ TilePosition find(int number) const {
     const int band = number / (kBand * weight_tiles);
     const int number_in_band = number - band * (kBand * weight_tiles);
     const int tiles_in_column = min(kBand, x_tiles - band * kBand);

@@ -11,7 +11,7 @@ MIB = 1 << 20
 MAX_WORKSPACE = 254 * MIB  # the README promises 256; torch's allocator may add 2
 MIN_FOR_ROWS = 64 * MIB  # kMinWorkspaceForRows of chunks.h
 
-# The tiles of fp16x3: their rows of x, and the program's number for a Tiling without tiles_of_wave.
+# The tiles of fp16x3: their rows of x, and the number that stands for no tiles_of_wave.
 TILE_ROWS = 176
 NO_WAVES = 0
 
@@ -36,12 +36,12 @@ int main(int, char** arguments) {
   call.x_stride = number(4);
   const int64_t fixed = number(5);
   const int64_t per_row = number(6);
-  kernels::Tiling tiling{number(7), number(8)};
-  if (number(9) > 0) tiling.tiles_of_wave = number(9);
+  kernels::TileGrid grid{number(7), number(8)};
+  if (number(9) > 0) grid.tiles_of_wave = number(9);
   call.x = reinterpret_cast<const void*>(number(10));
   call.out = reinterpret_cast<void*>(number(11));
   call.mask = reinterpret_cast<uint8_t*>(number(12));
-  const int64_t rows = kernels::choose_rows_of_chunk(call.m, tiling, [&](int64_t m) {
+  const int64_t rows = kernels::choose_rows_of_chunk(call.m, grid, [&](int64_t m) {
     kernels::WorkspaceSlices slices(nullptr);
     slices.add<float>(m);
     slices.add<char>((per_row - 4) * m);
@@ -98,7 +98,7 @@ class Call:
         element_size: the bytes of an element.
         m, n, x_stride: as in launchers.h.
         fixed, per_row: the bytes of the workspace: `fixed`, and `per_row` for each row of x.
-        rows_of_tile, weight_tiles, tiles_of_wave: as in `Tiling` of chunks.h.
+        rows_of_tile, weight_tiles, tiles_of_wave: as in `TileGrid` of chunks.h.
         x, out, mask: where they begin.
     """
 

@@ -240,7 +240,7 @@ int main(int, char** arguments) {
   const int n = atoi(arguments[2]);
   const int k = atoi(arguments[3]);
   const int clusters = 66;
-  const Tiles tiles = choose_tiles(m, n, k, clusters);
+  const TilePartition tiles = choose_tiles(m, n, k, clusters);
   const int rows = tiles.largest_x_tiles > 0 ? Fp16x3Config::kLargestRows : tiles.other_rows;
   Schedule schedule;
   const int used = schedule.plan(tiles.count(), Fp16x3Config::k_groups(k), clusters, rows,

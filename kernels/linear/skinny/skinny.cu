@@ -173,8 +173,8 @@ bool allows_k_tiles(int k_tiles, int cluster_size) {
 //
 //   time = waves * (tiles of the weight for each cluster) * (k-tiles for each block + kTileEndTime)
 //
-// A wave here is the clusters that run at once, each with all its tiles. There is more than one
-// wave only if there are more tiles of x than clusters that run at once.
+// A wave is the clusters that run at once. In a wave, each cluster computes all its tiles. So there
+// is more than one wave only if there are more tiles of x than clusters that run at once.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
 Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_tiles) {

@@ -114,12 +114,12 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
 
 // Returns the rows of x in a chunk.
 int64_t rows_of_chunk(const LinearArguments& call) {
-  Tiling tiling{};
-  tiling.rows_of_tile = Sm80Config::kTileRows;
-  tiling.weight_tiles = divide_up(call.n, Sm80Config::kTileColumns);
+  TileGrid grid{};
+  grid.rows_of_tile = Sm80Config::kTileRows;
+  grid.weight_tiles = divide_up(call.n, Sm80Config::kTileColumns);
   // A multiprocessor runs one block at a time. Without a device the attribute is 0.
-  tiling.tiles_of_wave = std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
-  return choose_rows_of_chunk(call.m, tiling,
+  grid.tiles_of_wave = std::max(device_attribute(cudaDevAttrMultiProcessorCount), 1);
+  return choose_rows_of_chunk(call.m, grid,
                               [&](int64_t rows) { return workspace_bytes(call, rows); });
 }
 

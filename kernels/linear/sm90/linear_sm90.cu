@@ -101,20 +101,20 @@ size_t workspace_bytes(LinearArguments call, int64_t rows) {
 }
 
 // Returns how the GEMM of a float32 call divides its result into tiles and waves.
-Tiling tiling_of(const LinearArguments& call) {
-  Tiling tiling{};
+TileGrid tile_grid_of(const LinearArguments& call) {
+  TileGrid grid{};
   if (call.precision == Precision::kHighest) {
-    tiling.rows_of_tile = gemm_fp16x3::Fp16x3Config::kLargestRows;
-    tiling.weight_tiles = divide_up(call.n, gemm_fp16x3::Fp16x3Config::kTileWeightRows);
-    tiling.tiles_of_wave = std::nullopt;  // stream-K
+    grid.rows_of_tile = gemm_fp16x3::Fp16x3Config::kLargestRows;
+    grid.weight_tiles = divide_up(call.n, gemm_fp16x3::Fp16x3Config::kTileWeightRows);
+    grid.tiles_of_wave = std::nullopt;  // stream-K
   } else {
     // Each cluster computes whole tiles, so a wave has one tile for each cluster.
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    tiling.rows_of_tile = gemm_one_product::OneProductConfig::kTileRows;
-    tiling.weight_tiles = gemm_one_product::tiles_of(call).weight_tiles;
-    tiling.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
+    grid.rows_of_tile = gemm_one_product::OneProductConfig::kTileRows;
+    grid.weight_tiles = gemm_one_product::tiles_of(call).weight_tiles;
+    grid.tiles_of_wave = std::max(multiprocessors / BlockConfig::kClusterSize, 1);
   }
-  return tiling;
+  return grid;
 }
 
 // Returns the rows of a chunk. The copy of a transposed weight is extra: like the copies of
@@ -123,7 +123,7 @@ int64_t rows_of_chunk(const LinearArguments& call) {
   if (call.dtype != DType::kFloat32) return call.m;
   LinearArguments uncopied = call;
   uncopied.weight_is_transposed = false;
-  return choose_rows_of_chunk(call.m, tiling_of(call),
+  return choose_rows_of_chunk(call.m, tile_grid_of(call),
                               [&](int64_t rows) { return workspace_bytes(uncopied, rows); });
 }
 

@@ -22,7 +22,7 @@ struct Sm80Config {
   static constexpr int kWarpColumns = 32;
   static constexpr int kKTileDepth = 32;
   static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // a row of a k-tile: hi or lo
-  // A half (hi or lo, see enum Half) of a k-tile of one operand.
+  // The hi numbers of a k-tile of one operand, or its lo numbers.
   static constexpr int kHalfBytes = kTileRows * kRowBytes;
 
   // A vector is the part of a row that one cp.async copies, and that ldmatrix reads at once.
@@ -69,7 +69,7 @@ static_assert(Sm80Config::kThreads / 32 * Sm80Config::kSubtileFloats * sizeof(fl
               "the epilogue's subtiles reuse the memory of the stages");
 
 // The two halves of a split number, as indices of fragments.
-enum Half { kHi, kLo };
+enum HiOrLo { kHi, kLo };
 
 // Returns the byte offset of a 16-byte vector in a k-tile of hi or lo of one operand. ldmatrix
 // reads the same vector of eight rows at once, which must be in different banks. Two rows, of 64

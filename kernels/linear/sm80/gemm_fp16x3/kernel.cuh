@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(Sm80Config::kThreads, 1)
   constexpr int kWarpsInARow = Sm80Config::kTileColumns / Sm80Config::kWarpColumns;
   const int warp_row = warp / kWarpsInARow * Sm80Config::kWarpRows;
   const int warp_column = warp % kWarpsInARow * Sm80Config::kWarpColumns;
-  const Tile tile = tiles.find(blockIdx.x);
+  const TilePosition tile = tiles.find(blockIdx.x);
   const int first_row = tile.x_tile * Sm80Config::kTileRows;
   const int first_column = tile.weight_tile * Sm80Config::kTileColumns;
   Copies copies(x, weight, first_row, /*weight_row=*/first_column, k, shared_start);

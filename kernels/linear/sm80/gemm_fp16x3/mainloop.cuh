@@ -105,7 +105,7 @@ struct Copies {
 struct MmaFragments {
   static constexpr int kKStepBytes = Sm80Config::kMmaK * sizeof(__half);  // a row in a k-step
 
-  // The indices of both arrays: k-step, fragment, Half, register.
+  // The indices of both arrays: k-step, fragment, HiOrLo, register.
   uint32_t a[2][Sm80Config::kXFragments][2][4];
   uint32_t b[2][Sm80Config::kWeightFragments][2][2];
 
@@ -199,8 +199,8 @@ struct Results {
 
  private:
   // Adds the products of hi or lo of a fragment of x and hi or lo of all fragments of the weight.
-  __device__ void multiply(const MmaFragments& operands, int k_step, int fragment, Half half_a,
-                           Half half_b) {
+  __device__ void multiply(const MmaFragments& operands, int k_step, int fragment, HiOrLo half_a,
+                           HiOrLo half_b) {
 #pragma unroll
     for (int j = 0; j < Sm80Config::kWeightFragments; ++j) {
       ptx::mma(accumulators[fragment][j], operands.a[k_step][fragment][half_a],

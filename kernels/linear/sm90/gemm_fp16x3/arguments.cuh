@@ -39,7 +39,7 @@ struct Fp16x3Arguments {
   unsigned* has_overflowed;  // 1 if a row is kOverflowed; 0 when the first launch starts
   unsigned* has_nonfinite;   // 1 if a row is kNonfinite; 0 when the first launch starts
   bool is_second_launch;
-  Tiles tiles;
+  TilePartition tiles;
   Schedule schedule;
   PartialSums partials;
 };
@@ -78,7 +78,7 @@ static_assert(Fp16x3Config::kXBytes % 1024 == 0 && Fp16x3Config::kWeightBytes % 
 
 // Returns the first row of the weight that a block multiplies for a tile. `rank` is the block's
 // number in its cluster.
-__device__ inline int first_n_of_block(const Tile& tile, int rank) {
+__device__ inline int first_n_of_block(const TilePosition& tile, int rank) {
   return (tile.weight_tile * BlockConfig::kClusterSize + rank) * Fp16x3Config::kBlockWeightRows;
 }
 
@@ -104,7 +104,7 @@ __device__ __forceinline__ void for_each_work_tile(const Fp16x3Arguments& args, 
     const WorkTile work =
         kIsUniform ? args.schedule.uniform_work_tile(i) : args.schedule.work_tile(i);
     if (!work.exists()) break;
-    const Tile tile = args.tiles.find(work.tile);
+    const TilePosition tile = args.tiles.find(work.tile);
     if (computes_weight_tile(args, tile.weight_tile)) body(work, tile);
   }
 }

@@ -75,7 +75,7 @@ inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
 // Chooses the tiles of x [m, k] times weight [n, k], for a GPU on which `clusters` clusters run at
 // once: tiles of 176 rows mixed with tiles of 160, or tiles of 128 or of 64 rows if these take less
 // time.
-inline Tiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
+inline TilePartition choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   const int k_groups = Fp16x3Config::k_groups(k);
 
   const TileOrder mixed = cover_with_tiles(m, n, Fp16x3Config::kLargestRows);
@@ -83,7 +83,7 @@ inline Tiles choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   const int mean_rows =
       Fp16x3Config::kLargeRows +
       (Fp16x3Config::kLargestRows - Fp16x3Config::kLargeRows) * largest_x_tiles / mixed.x_tiles;
-  Tiles best{mixed, largest_x_tiles, /*other_rows=*/Fp16x3Config::kLargeRows};
+  TilePartition best{mixed, largest_x_tiles, /*other_rows=*/Fp16x3Config::kLargeRows};
   double best_time = estimate_time(mixed, mean_rows, k_groups, clusters);
 
   for (const int rows : {Fp16x3Config::kMediumRows, Fp16x3Config::kSmallRows}) {

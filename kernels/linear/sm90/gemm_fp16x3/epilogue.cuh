@@ -136,9 +136,9 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
                                             EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
   int work_tiles = 0;  // loaded so far; odd and even ones use different buffers
-  for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
+  for_each_work_tile(args, [&](const WorkTile&, const TilePosition& tile) {
     EpilogueInputs& inputs = buffers[work_tiles % 2];
-    const Tiles::RowRange rows = args.tiles.rows_of(tile);
+    const TilePartition::RowRange rows = args.tiles.rows_of(tile);
     const int end_m = min(rows.begin + rows.size, args.epilogue.m);
     const int first_n = first_n_of_block(tile, ptx::cluster_ctarank());
     // True as long as the fast epilogue supports the rows and columns that this lane loads.

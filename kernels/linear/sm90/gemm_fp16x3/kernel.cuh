@@ -125,7 +125,8 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
   PipelineState<Fp16x3Config::kStages> state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   // Inlined, because ptxas serializes wgmma instructions around a function call.
-  const auto compute = [&](const WorkTile& work, const Tile& tile) __attribute__((always_inline)) {
+  const auto compute = [&](const WorkTile& work,
+                           const TilePosition& tile) __attribute__((always_inline)) {
     load_weight_scales(args, first_n_of_block(tile, ptx::cluster_ctarank()) + warp_n_in_block, g,
                        consumer.weight_scale);
 
@@ -175,7 +176,7 @@ __device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
 // the same rows, and write the same values.
 __device__ inline void rescale_overflowed_rows(const Fp16x3Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
-  for_each_work_tile(args, [&](const WorkTile&, const Tile& tile) {
+  for_each_work_tile(args, [&](const WorkTile&, const TilePosition& tile) {
     const int first_n = first_n_of_block(tile, ptx::cluster_ctarank());
     for (int i = threadIdx.x / 32; i < Fp16x3Config::kBlockWeightRows; i += kWarps) {
       const int n = first_n + i;

@@ -81,7 +81,7 @@ inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& wor
   const auto kernel = choose_kernel(k);
   const int max_clusters = std::min(count_gemm_clusters(kernel, sizeof(Fp16x3SharedMemory)),
                                     StreamKConfig::kMaxClusters);
-  const Tiles tiles = choose_tiles(call.m, call.n, k, max_clusters);
+  const TilePartition tiles = choose_tiles(call.m, call.n, k, max_clusters);
 
   Fp16x3Arguments args{epilogue};
   args.x = workspace.x;

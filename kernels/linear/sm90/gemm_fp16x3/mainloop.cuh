@@ -82,7 +82,7 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
       args.tiles.max_rows() * Fp16x3Config::kRowBytes + Fp16x3Config::kWeightBytes;
   const uint32_t weight_address = shared_base + offsetof(Fp16x3SharedMemory, weight);
   PipelineState<Fp16x3Config::kStages> state;
-  for_each_work_tile(args, [&](const WorkTile& work, const Tile& tile) {
+  for_each_work_tile(args, [&](const WorkTile& work, const TilePosition& tile) {
     if (threadIdx.x % 32 != 0) return;
     const int m = args.tiles.rows_of(tile).begin + rank * rows_of_block;
     const int n = first_n_of_block(tile, rank);

@@ -33,13 +33,13 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-struct Tiles {
+struct TilePartition {
   TileOrder order;      // numbers the tiles
   int largest_x_tiles;  // how many of the x_tiles tiles along M have kLargestRows rows
   int other_rows;       // rows of the other tiles
 
   __host__ __device__ int count() const { return order.count(); }
-  __host__ __device__ Tile find(int number) const { return order.find(number); }
+  __host__ __device__ TilePosition find(int number) const { return order.find(number); }
 
   // Rows of x that TMA loads for every tile: 176 if the tiles may be of 176 and 160 rows. For a
   // tile of 160, the last 16 of them come after the tile's own rows, and are not multiplied.
@@ -74,7 +74,7 @@ struct Tiles {
   //
   // x tile 4 is at place 6, which is place 0 of the pattern: a tile of 176. Of the tiles before it,
   // those at places 2 and 3 have 176. So its rows begin at 4 * 160 + 2 * 16 = 672.
-  __host__ __device__ constexpr RowRange rows_of(const Tile& tile) const {
+  __host__ __device__ constexpr RowRange rows_of(const TilePosition& tile) const {
     const unsigned pattern_length = order.x_tiles;
     const unsigned largest_in_pattern = largest_x_tiles;
     const unsigned shift = tile.weight_tile * largest_in_pattern % pattern_length;
@@ -87,8 +87,9 @@ struct Tiles {
     return {begin, is_largest ? Fp16x3Config::kLargestRows : other_rows};
   }
 };
-static_assert(Tiles{TileOrder{/*x_tiles=*/6, /*weight_tiles=*/4}, 4, Fp16x3Config::kLargeRows}
-                      .rows_of(Tile{/*x_tile=*/4, /*weight_tile=*/2})
+static_assert(TilePartition{TileOrder{/*x_tiles=*/6, /*weight_tiles=*/4}, 4,
+                            Fp16x3Config::kLargeRows}
+                      .rows_of(TilePosition{/*x_tile=*/4, /*weight_tile=*/2})
                       .begin == 672,
               "the example of rows_of");
 

@@ -195,14 +195,14 @@ struct OneProductArguments {
   // clusters share a tile of the weight; the converters use the same order. Half types use the
   // order of the transposed problem, in which neighbouring clusters share a tile of x, which takes
   // slightly less time.
-  __device__ Tile tile_at(int index) const {
+  __device__ TilePosition tile_at(int index) const {
     if constexpr (Mode::kIsRedo) {
       return tile_order.find(redo.tiles[index]);
     } else if constexpr (Mode::kConvertsWeight) {
       return tile_order.find(index);
     } else {
       const TileOrder transposed_order{tile_order.weight_tiles, tile_order.x_tiles};
-      const Tile transposed = transposed_order.find(index);
+      const TilePosition transposed = transposed_order.find(index);
       return {transposed.weight_tile, transposed.x_tile};
     }
   }
@@ -212,7 +212,7 @@ struct OneProductArguments {
 
 // Returns which panel of the weight a block multiplies for a tile. A panel is 128 rows
 // (OneProductConfig::kBlockWeightRows). `rank` is the block's number in its cluster.
-__device__ inline int weight_panel(const Tile& tile, int rank) {
+__device__ inline int weight_panel(const TilePosition& tile, int rank) {
   return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }
 

@@ -140,7 +140,7 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
       OneProductConfig::kFirstEpilogueBarrier + warpgroup};
   OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
   float accumulators[OneProductConfig::kAccumulators];
-  for_each_tile(args, [&](int index, const Tile& tile) {
+  for_each_tile(args, [&](int index, const TilePosition& tile) {
     if (!computes_x_tile(args, tile.x_tile)) return;
     const int k_tiles = args.k_tiles();
     const WarpgroupTile warpgroup_tile = consumer.warpgroup_tile_of(tile);
@@ -184,7 +184,7 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
     packed.store_next(out_map, consumer.warpgroup_tile_of(args.tile_at(packed_index)),
                       shared.staging[warpgroup]);
   };
-  for_each_tile(args, [&](int index, const Tile&) {
+  for_each_tile(args, [&](int index, const TilePosition&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply_next_k_tile(accumulators, k_tile);
       // While the share of the boxes, stored_boxes / kBoxes, is behind the share of the k-tiles,

@@ -203,7 +203,7 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
   const int k_tiles = args.k_tiles();
   PipelineState<OneProductConfig::kStages> state;
   ConversionProgress conversion{args.conversion, &shared.producer_k_tile};
-  for_each_tile(args, [&](int index, const Tile& tile) {
+  for_each_tile(args, [&](int index, const TilePosition& tile) {
     const int first_m =
         tile.x_tile * OneProductConfig::kTileRows + rank * OneProductConfig::kXRowsPerBlock;
     const int panel = weight_panel(tile, rank);
@@ -309,7 +309,7 @@ struct OneProductConsumer {
   }
 
   // Returns the rows and columns of a tile that the warpgroup computes.
-  __device__ WarpgroupTile warpgroup_tile_of(const Tile& tile) const {
+  __device__ WarpgroupTile warpgroup_tile_of(const TilePosition& tile) const {
     return {tile.x_tile * OneProductConfig::kTileRows,
             weight_panel(tile, rank) * OneProductConfig::kBlockWeightRows +
                 warpgroup * OneProductConfig::kWarpgroupWeightRows};
