@@ -100,7 +100,8 @@ class ModelNew(reference.Model):
             A new tensor of x's shape, dtype and device; x itself if `inplace`.
 
         Raises:
-            RuntimeError: x is bool; or `inplace`, and x is a leaf whose gradient is required.
+            RuntimeError: x is bool; or `inplace`, gradients are enabled, and x is a leaf that
+                requires a gradient.
             NotImplementedError: torch has no ReLU for x's dtype, for example a complex one.
             TypeError: x is not a tensor.
         """

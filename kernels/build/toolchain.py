@@ -134,8 +134,8 @@ def warn_of_ignored_targets() -> None:
     """Warn if TORCH_CUDA_ARCH_LIST is set, but torch is built without CUDA."""
     if os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.version.cuda:
         say(
-            "TORCH_CUDA_ARCH_LIST is ignored, because this torch is built without CUDA; the kernels "
-            "are compiled for CPUs alone"
+            "TORCH_CUDA_ARCH_LIST is ignored, because this torch is built without CUDA; the "
+            "kernels are compiled for CPUs alone"
         )
 
 

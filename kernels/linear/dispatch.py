@@ -43,7 +43,7 @@ def operands_unless_intercepted(
         x: the input of the module's forward.
 
     Returns:
-        None if other code intercepts the call, if x is not exactly a `Tensor`, if weight or bias
+        None if other code intercepts the call, if x is not exactly a `Tensor`, if weight or a bias
         is not exactly a `Parameter`, or if the divisor is not exact as a float. Then the caller
         uses `linear_slow_path`.
     """
@@ -248,6 +248,10 @@ def _placements_if_local(x: object, weight: object, bias: object | None) -> _Pla
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
+    if x.device_mesh != weight.device_mesh:
+        return None
+    if bias is not None and bias.device_mesh != weight.device_mesh:
+        return None
     if bias is not None and bias.placements != weight.placements:
         return None
     replicated = Replicate()

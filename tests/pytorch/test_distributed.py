@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
@@ -227,6 +227,26 @@ def check_sharding_of_linear(device, mesh, shape, sharding):
         torch.testing.assert_close(got, gradients_of(reference, leaf), atol=1e-5, rtol=1e-4)
 
 
+def check_different_meshes(device, mesh):
+    """torch refuses operands on different meshes, and so does the module: it calls torch's ops."""
+    other_mesh = DeviceMesh(device, [1, 0])
+    ours, reference = linear_modules(8, 6, device=device)
+    x = distribute_tensor(torch.randn(4, 8, device=device), mesh, [Replicate()])
+    for names_on_other_mesh in (("weight", "bias"), ("bias",)):
+        for name in ("weight", "bias"):
+            its_mesh = other_mesh if name in names_on_other_mesh else mesh
+            values = whole(getattr(reference.linear, name)).detach()
+            sharded = nn.Parameter(distribute_tensor(values, its_mesh, [Shard(0)]))
+            setattr(reference.linear, name, sharded)
+            setattr(ours.linear, name, sharded)
+        messages = []
+        for module in (reference, ours):
+            with pytest.raises(RuntimeError, match="mesh") as error:
+                module(x)
+            messages.append(str(error.value).splitlines()[0])
+        assert messages[0] == messages[1]
+
+
 def check_compiled_dtensor(device, mesh):
     """Compiled modules have the right gradients; their graphs contain torch's ops."""
     for weight, bias, x_placement in (
@@ -298,7 +318,7 @@ def check_wrapped(device, mesh):
 
 
 CHECKS = [check_dtensor, check_linear_dtensor, check_compiled_dtensor]
-CHECKS += [check_tensor_parallel, check_wrapped]
+CHECKS += [check_different_meshes, check_tensor_parallel, check_wrapped]
 
 
 @pytest.mark.parametrize("check", CHECKS)

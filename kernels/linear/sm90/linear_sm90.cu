@@ -17,7 +17,8 @@
 //                         nonfinite                        rows that hold infinity or NaN
 //
 // Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
-// so the host always launches them. Without work they read a flag and end.
+// so the host launches them in every call. Without work they read a flag and end. (A weight that is
+// not transposed needs no `transpose`, which the host knows.)
 //
 // All kernels start by programmatic dependent launch (PDL, common/launch.cuh): a kernel starts
 // while the previous kernel ends, and waits for its end. GEMMs that always have work set up their
@@ -148,10 +149,8 @@ bool linear_sm90_supports(const LinearArguments& call) {
   const bool has_aligned_x = is_highest || has_aligned_rows(call.x, element_size * call.x_stride);
   const bool has_aligned_weight = has_aligned_rows(call.weight, element_size * call.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels, hence kMaxSize. The limit of K in
-  // float32 is smaller: no index is known to need that, but the proof of the error bound uses it
-  // (docs/SPLIT-PROOF.md). At K = 2^24, the bound is already 2^-6 of the sum of the terms'
-  // magnitudes.
+  // Indices of rows, columns and K are ints in the kernels, hence kMaxSize. In float32, the proof
+  // of the error bound (docs/SPLIT-PROOF.md) needs a smaller limit of K.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;

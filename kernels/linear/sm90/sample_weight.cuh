@@ -1,8 +1,8 @@
 // The exponents of the rows of a float32 weight, from a sample of each row's elements.
 // split_x_kernel (split_x.cuh) calls sample_weight, before a GEMM that scales the weight by them.
 //
-// The second launch of the fp16x3 GEMM (gemm_fp16x3/kernel.cuh) calls largest_of_row, for rows
-// whose sample has missed an element that overflows fp16.
+// The second launch of the fp16x3 GEMM (gemm_fp16x3/kernel.cuh) calls largest_of_row, for rows with
+// an element that overflowed fp16. In most of these rows, the sample had missed that element.
 
 #pragma once
 
@@ -16,7 +16,7 @@ namespace kernels::sm90 {
 
 struct SampleConfig {
   // A sample of a row is eight spans of 16 elements, evenly spread along K. Four lanes read a span,
-  // four elements each: one 16-byte access. A row whose sample is all zeros is read whole.
+  // four elements each. A row whose sample is all zeros is read whole.
   static constexpr int kSpans = 8;
   static constexpr int kLanesOfSpan = 32 / kSpans;
   static constexpr int kLaneElements = 4;

@@ -3,7 +3,7 @@
 //
 // The arithmetic, for one element of a row (docs/SPLIT-PROOF.md proves the error bound):
 //
-//   scaled = element * 2^exponent           exact, unless scaled is a subnormal float
+//   scaled = element * 2^exponent           exact, unless scaled is subnormal or overflows float32
 //   hi     = fp16(scaled)                   rounded to nearest
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
@@ -14,8 +14,7 @@
 //
 // Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
-// (kTopExponent), so elements up to 2^28 times smaller still have 11 bits. The exponent of a zero
-// row is 0.
+// (kTopExponent), so elements up to 2^28 times smaller still have 11 bits.
 //
 // Why lo has the factor 2^11. scaled - hi is at most 2^-11 |scaled|, so without this factor, the lo
 // of every scaled element below 2^-3 would be subnormal. With it, lo is at most about as large as
@@ -162,8 +161,9 @@ __device__ inline float power_of_two(int exponent) {
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
 // power of two may not fit into a float. It is applied as two factors. Multiplying by the first is
-// exact, unless the result is zero or infinite anyway. A factor is at least 2^-126, so 2^-252
-// replaces all smaller powers. The result is zero either way, because sums are below 2^64.
+// exact if the result is neither zero nor infinite. (Sums that are not zero are far from float32's
+// limits: from about 2^-59 to 2^64.) A factor is at least 2^-126, so 2^-252 replaces all smaller
+// powers. The result is zero either way.
 __device__ inline float unscale(float sum, int exponent) {
   constexpr int kLeastPower = 2 * -126;
   const int power = max(-exponent, kLeastPower);

@@ -16,13 +16,13 @@
 // blocks of 8. A thread is lane 4 * g + c of its warp, where g is 0 to 7 and c is 0 to 3. It has
 // four sums of each row block j:
 //
-//                               row 8 * j + 2 * c           row 8 * j + 2 * c + 1
-//   column of A's row g         sums[4 * j]                 sums[4 * j + 1]
-//   column of A's row g + 8     sums[4 * j + 2]             sums[4 * j + 3]
+//                                  row 8 * j + 2 * c        row 8 * j + 2 * c + 1
+//   column of weight row g         sums[4 * j]              sums[4 * j + 1]
+//   column of weight row g + 8     sums[4 * j + 2]          sums[4 * j + 3]
 //
-// A is wgmma's operand, the weight, and each of its rows makes a column of out. In the order of
-// weight_row_order.cuh, a thread's two columns are neighbours: g = 0 has columns 0 and 1, g = 1
-// columns 4 and 5, g = 2 columns 2 and 3.
+// A weight row here is a row of wgmma's operand A: of the warp's 16 rows of the weight, in the
+// order of weight_row_order.cuh. In this order a thread's two columns are neighbours: g = 0 has
+// columns 0 and 1, g = 1 columns 4 and 5, g = 2 columns 2 and 3.
 //
 // linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
 // (FastEpilogueConfig). The fast epilogue (run_fast_epilogue) stores two columns at a time straight
@@ -198,7 +198,7 @@ __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
 //   row of the pair    2 * c   2 * c + 1   2 * c + 8   2 * c + 9
 constexpr int kPairRows = 16;
 constexpr int kThreadRows = 4;  // of a pair
-static_assert(Fp16x3Config::kLargestRows % kPairRows == 0, "tiles are whole pairs");
+static_assert(Fp16x3Config::kSubtileRows % kPairRows == 0, "tiles of every height are whole pairs");
 
 // Returns the thread's row 0 of a pair: 2 * c.
 __device__ __forceinline__ int first_row_of_thread() { return threadIdx.x % 4 * 2; }

@@ -344,8 +344,7 @@ struct Fp16x3Consumer {
 
   // ----- The mainloop of a work tile. run_mainloop, below, calls the three functions that follow.
   //
-  // A comment at the end of a line names steps that the top of this file shows, or the products
-  // that are in flight after a wait.
+  // Comments at the ends of lines name the steps and products that the top of this file shows.
 
   // Starts a work tile's first k-group: its hi 0 and hi 1.
   template <int kRows>

@@ -123,9 +123,9 @@ template <typename T>
 using HalfMode = ModeOf<ModeKind::kHalf, T, T>;
 
 // Computes gradients, in the types and layouts of HalfMode: out [N, M] = weight x^T, without
-// bias, ReLU or division. (launch.cuh has exchanged the caller's operands and sizes, so this is
-// the caller's [M, N].) The consumers store a tile's results by TMA while they multiply the next
-// tile.
+// bias, ReLU or division. The consumers store a tile's results by TMA while they multiply the next
+// tile. (launch.cuh exchanges the operands of the call, so that this transposed product is the one
+// that the caller asked for.)
 template <typename T>
 using GradientMode = ModeOf<ModeKind::kGradient, T, T>;
 

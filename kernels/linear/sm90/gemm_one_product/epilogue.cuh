@@ -1,5 +1,6 @@
-// The epilogue of gemm_one_product_kernel: a consumer warpgroup scales its accumulators (float32),
-// adds the bias, applies ReLU, divides, makes the mask, and stores.
+// The epilogue of gemm_one_product_kernel: a consumer warpgroup adds the bias to its accumulators,
+// applies ReLU, divides, makes the mask, and stores. If the operands are float32, it first undoes
+// the scaling of their rows.
 //
 //   accumulators  64 rows of the weight (columns of out) x 256 rows of x (rows of out), float32, in
 //                 the registers of a warpgroup of 128 threads
@@ -53,11 +54,11 @@ namespace kernels::sm90::gemm_one_product {
 // the smaller one first:
 //
 //   overflow    A multiplication overflows only if the result does.
-//   underflow   A subnormal result of the first multiplication is off by at most 2^-150. The factor
-//               is 2^-126 or more (kMaxExponentWithoutLo), so that is as if the accumulator were
-//               off by at most 2^-24. The rounding of scaled x to fp16 may move it further: x's
-//               largest element, 2^14 or more, is off by up to 2^3, which even the smallest fp16
-//               weight, 2^-24, makes 2^-21.
+//   underflow   If the first result is subnormal, it is rounded, by at most 2^-150. The factor is
+//               2^-126 or more (kMaxExponentWithoutLo). So this is as if the accumulator were off
+//               by at most 2^-24. That does not matter, because the rounding of x to fp16 has
+//               already moved the accumulator by up to 2^-21 or more: the largest scaled x, 2^14 or
+//               more, is rounded by up to 2^3, and is multiplied by a weight of at least 2^-24.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }

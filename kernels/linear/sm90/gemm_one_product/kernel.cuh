@@ -7,9 +7,7 @@
 //
 // In all files of this folder, a variable m is the number of a row of x, which is also a row of
 // out. A variable n is the number of a row of the weight, which is also a column of out.
-// GradientMode is the exception: its out is [N, M], so n is a row of out and m a column.
-// (launch.cuh has exchanged the caller's x and weight, and with them M and N. So the kernel's [N,
-// M] is what the caller calls [M, N].)
+// The out of GradientMode is transposed: [N, M], so there n is a row of out and m a column.
 //
 // launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh):
 //
