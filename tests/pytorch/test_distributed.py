@@ -228,7 +228,7 @@ def check_sharding_of_linear(device, mesh, shape, sharding):
 
 
 def check_different_meshes(device, mesh):
-    """torch refuses operands on different meshes, and so does the module: it calls torch's ops."""
+    """Torch refuses operands on different meshes, and so does the module: it calls torch's ops."""
     other_mesh = DeviceMesh(device, [1, 0])
     ours, reference = linear_modules(8, 6, device=device)
     x = distribute_tensor(torch.randn(4, 8, device=device), mesh, [Replicate()])
