@@ -10,7 +10,9 @@ import torch
 # How many tensors of the input's size all processes hold at the same time.
 BUFFERS = {"cpu": 9, "cuda": 10}
 MAX_SHARE_OF_FREE = 0.9  # of the free memory that the referee uses
-MAX_CACHED_BYTES = 1 << 32  # that this process's CUDA allocator may keep unused
+# This process's CUDA allocator may keep this many bytes unused, or this share of the free memory.
+MAX_CACHED_BYTES = 1 << 32
+MAX_CACHED_SHARE = 0.25
 # How long the referee waits until the driver has cleared memory that was given back. Clearing slows
 # the work of other processes.
 SECONDS_TO_CLEAR = 0.05
@@ -45,12 +47,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back_unused(device: torch.device) -> None:
-    """Give the memory that torch caches back to the GPU, if it is more than MAX_CACHED_BYTES."""
+    """Give the memory that torch caches back to the GPU, if it caches more than it may keep."""
     # This function takes far less time than torch.cuda.memory_reserved and memory_allocated.
     statistics = torch.cuda.memory_stats_as_nested_dict(device)
     reserved = statistics["reserved_bytes"]["all"]["current"]
     allocated = statistics["allocated_bytes"]["all"]["current"]
-    if reserved - allocated > MAX_CACHED_BYTES:
+    unused = reserved - allocated
+    if unused > MAX_CACHED_BYTES and unused > MAX_CACHED_SHARE * free_bytes(device):
         torch.cuda.empty_cache()
         sleep(SECONDS_TO_CLEAR)
 

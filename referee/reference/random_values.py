@@ -21,8 +21,9 @@ from referee.contestants.seeding import seed_generators
 SEEDS = 1 << 30
 # A number that masks by being added to others, such as -1e9 before a softmax, is larger than this.
 MAX_WITH_NEW_SIGN = 1e4
-# On a CPU, torch draws with one thread. So several threads draw parts of this length.
-PART_LENGTH = 1 << 17
+# Large tensors are drawn and varied in parts of this many elements. On a CPU, a part fits into the
+# caches, and several threads draw parts, because torch draws with one thread.
+PART_LENGTH = {"cpu": 1 << 17, "cuda": 1 << 24}
 
 
 def new_seed() -> int:
@@ -60,7 +61,7 @@ def draw_into(x: torch.Tensor, generator: torch.Generator | None = None) -> torc
     """
     if x.is_floating_point():
         if x.device.type == "cpu" and x.is_contiguous():
-            _draw_parts(x.view(-1).split(PART_LENGTH), generator)
+            _draw_parts(x.view(-1).split(PART_LENGTH["cpu"]), generator)
             return x
         return x.uniform_(-1, 1, generator=generator)
     bits = x.view(INTEGERS[x.dtype.itemsize])  # torch cannot draw uint64
@@ -126,14 +127,14 @@ def vary_into(target: torch.Tensor, values: torch.Tensor, seed: int) -> None:
         target.copy_(vary(values, seed))
         return
     generator = torch.Generator(device=values.device).manual_seed(seed)
-    old_parts = values.reshape(-1).split(PART_LENGTH)
+    part_length = PART_LENGTH[values.device.type]
+    old_parts = values.reshape(-1).split(part_length)
     if not any(part.any() for part in old_parts):
         target.normal_(generator=generator).mul_(0.1)
         return
     draw_into(target, generator)
     have_both_signs = _have_both_signs(old_parts)
-    # Part by part: a part stays in the caches from one operation to the next.
-    for old, factors in zip(old_parts, target.view(-1).split(PART_LENGTH), strict=True):
+    for old, factors in zip(old_parts, target.view(-1).split(part_length), strict=True):
         if have_both_signs:
             _make_signed_factors(factors)
             _multiply_by_values(factors, old)

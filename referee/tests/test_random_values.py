@@ -37,7 +37,7 @@ def test_values_of_both_signs_drawn_again_get_other_signs(dtype):
 
 @pytest.mark.parametrize("make", [torch.ones, torch.randn])
 def test_each_of_many_values_has_a_factor_of_its_own(make, monkeypatch):
-    monkeypatch.setattr(random_values, "PART_LENGTH", 7)
+    monkeypatch.setattr(random_values, "PART_LENGTH", {"cpu": 7})
     values = make(4, 5).t()
     other = random_values.vary(values, 3)
     assert torch.equal(other, random_values.vary(values, 3))
