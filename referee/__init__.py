@@ -28,6 +28,7 @@ program/: the command line of `python -m referee`
     grade_files          grades files on one problem and prints a line on each
     file_grader          grades files on one problem after the other, for `grade_files` and project/
     folders              grades folders of solutions on folders of references
+    file_queue           the solutions that wait for a worker
     folder_workers       a worker for each device, which grades the files of a folder
     fork_server          the process from which workers are forked
     pairs                which solution goes with which reference

@@ -1,15 +1,13 @@
 """Grades tasks of folders: here, or in a worker for each device.
 
-A worker is a process that grades one problem after the other.
+A worker is a process that grades one solution after the other.
 """
 
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import torch
 
@@ -20,6 +18,7 @@ from referee.engine import Engine, referee_at_work
 from referee.grading import GradedFile, Options
 from referee.message_lines import first_error_line
 from referee.program import fork_server
+from referee.program.file_queue import FileQueue, Task
 from referee.records import Subject
 from referee.reference.file import BadReferenceError, load
 from referee.reference.problem import Problem
@@ -30,23 +29,6 @@ from referee.verdict_words import ERROR
 SECONDS_TO_END = 10  # that a worker has to end the processes that it has started
 
 
-@dataclass(frozen=True)
-class Task:
-    """A problem and the solutions to grade on it.
-
-    Attributes:
-        name: the problem's: the path of its file in the folder of references, without ".py".
-        reference: its file.
-        text: the content of that file.
-        solutions: the files. They and `text` are read before any solution runs.
-    """
-
-    name: str
-    reference: Path
-    text: bytes
-    solutions: list[GradedFile]
-
-
 def grade_tasks(
     tasks: list[Task], devices: list[torch.device], options: Options, progress: console.Progress
 ) -> Iterator[dict]:
@@ -54,15 +36,16 @@ def grade_tasks(
     if len(devices) == 1:
         with referee_at_work(separate_builds=True) as server:
             for task in tasks:
-                yield from _grade_task(task, server, devices[0], options, progress)
+                with closing(_OpenProblem(task, server, devices[0], options, progress)) as problem:
+                    for file in task.solutions:
+                        yield problem.grade(file)
         return
     workers: dict[Connection, BaseProcess] = {}
     try:
         for device in devices:
             connection, process = _start_worker(device, options)
             workers[connection] = process
-        queue = _balance(tasks, len(devices))
-        yield from _collect(list(workers), queue, progress)
+        yield from _collect(list(workers), FileQueue(tasks), progress)
     finally:
         _end_workers(workers)
 
@@ -88,57 +71,45 @@ def _end_workers(workers: dict[Connection, BaseProcess]) -> None:
         process.kill()
 
 
-def _balance(tasks: list[Task], device_count: int) -> list[Task]:
-    """Return the tasks, the last ones divided so that no device is idle at the end.
-
-    Example: there are five tasks and two devices. The fifth is divided into two tasks, each with
-    half of its solutions. So each device grades two and a half; each also times eager for its half.
-    """
-    undivided_count = len(tasks) - len(tasks) % device_count
-    balanced = tasks[:undivided_count]
-    for task in tasks[undivided_count:]:
-        parts = [task.solutions[device::device_count] for device in range(device_count)]
-        balanced += [replace(task, solutions=part) for part in parts if part]
-    return balanced
-
-
 def _collect(
-    idle_workers: list[Connection], queue: list[Task], progress: console.Progress
+    workers: list[Connection], queue: FileQueue, progress: console.Progress
 ) -> Iterator[dict]:
-    """Send tasks to workers; yield their records as they come.
+    """Send tasks of one solution to workers; yield their records as they come.
 
-    A task whose worker ends yields no more records. It is not graded by another worker.
+    A solution whose worker ends has no record. It is not graded by another worker.
 
     Args:
-        idle_workers: the connections to all workers; changed in place.
-        queue: the tasks; changed in place.
+        workers: the connections to all workers.
+        queue: the solutions.
         progress: shows what is graded.
     """
     task_of: dict[Connection, Task] = {}  # of each busy worker
-    while task_of or (idle_workers and queue):
-        while idle_workers and queue:
-            connection, task = idle_workers.pop(), queue.pop(0)
+
+    def send_next(connection: Connection, latest_problem: str) -> None:
+        task = queue.take(latest_problem)
+        if task is not None:
             task_of[connection] = task
             with suppress(BrokenPipeError):  # the worker has ended; `recv` raises EOFError below
                 connection.send(task)
-        names = ", ".join(sorted(task.name for task in task_of.values()))
-        progress(f"grading {names}; {len(queue)} more problems")
+
+    for connection in workers:
+        send_next(connection, "")
+    while task_of:
+        names = ", ".join(sorted({task.name for task in task_of.values()}))
+        progress(f"grading {names}; {len(queue)} more files")
         for connection in wait(list(task_of)):
+            task = task_of.pop(connection)
             try:
-                message = connection.recv()
+                record = connection.recv()
             except (EOFError, ConnectionResetError):  # the worker has ended
-                lost_task = task_of.pop(connection)
-                console.say(f"the worker for {lost_task.name} has ended")
+                console.say(f"the worker for {task.name} has ended")
                 continue
-            if message is None:  # the worker has finished its task
-                del task_of[connection]
-                idle_workers.append(connection)
-            else:
-                yield message
+            send_next(connection, task.name)
+            yield record
 
 
 def _run_worker(connection: Connection, device_name: str, options: Options) -> None:
-    """Run a worker: receive tasks; send the records of each, then None.
+    """Run a worker: receive tasks of one solution, and send the record of each.
 
     Ctrl-C in a terminal reaches all its processes. Workers ignore it; the command answers it, and
     sends them SIGTERM. That raises KeyboardInterrupt here, so that a worker ends the processes that
@@ -154,42 +125,80 @@ def _run_worker(connection: Connection, device_name: str, options: Options) -> N
         suppress(KeyboardInterrupt, EOFError, BrokenPipeError),
         referee_at_work(separate_builds=True) as server,
     ):
+        task = connection.recv()
         while True:
-            task = connection.recv()
-            for record in _grade_task(task, server, device, options, lambda *_: None):
-                connection.send(record)
-            connection.send(None)
+            with closing(_OpenProblem(task, server, device, options, _no_progress)) as problem:
+                while task.name == problem.name:
+                    [file] = task.solutions
+                    connection.send(problem.grade(file))
+                    task = connection.recv()
 
 
-def _grade_task(
-    task: Task,
-    server: Server,
-    device: torch.device,
-    options: Options,
-    progress: console.Progress,
-) -> Iterator[dict]:
-    """Grade the solutions of one problem; yield a record for each."""
-    progress(f"{task.name}: running the reference")
-    try:
-        problem = Problem(task.name, load(task.reference, task.text), device)
-    except (BadReferenceError, torch.OutOfMemoryError) as error:
-        reason = first_error_line(str(error))
-        yield from _same_record_for_all(task, Subject(task.name, "", ()), NOT_GRADED, reason)
-        return
-    subject = Subject(task.name, dtype_name(problem.dtype), problem.shape)
-    engine = Engine(problem, server, options, progress)
-    try:
-        reason = engine.try_to_prepare()
-        if reason:
-            yield from _same_record_for_all(task, subject, ERROR, reason)
+def _no_progress(*_args: object, **_options: object) -> None:
+    """Show no progress: the command shows that of all workers."""
+
+
+class _OpenProblem:
+    """A problem whose solutions are graded one after the other.
+
+    Args:
+        task: the problem; its solutions are ignored.
+        server: forks contestants.
+        device: where solutions compute.
+        options: how files are graded.
+        progress: shows what is done now.
+
+    Attributes:
+        name: the problem's name.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        server: Server,
+        device: torch.device,
+        options: Options,
+        progress: console.Progress,
+    ) -> None:
+        self.name = task.name
+        self._task = task
+        self._server = server
+        self._device = device
+        self._options = options
+        self._progress = progress
+        self._subject: Subject | None = None  # None until the first solution is graded
+        self._engine: Engine | None = None
+        # If the problem cannot be graded: the verdict of all solutions, and the reason.
+        self._word = ""
+        self._reason = ""
+
+    def grade(self, file: GradedFile) -> dict:
+        """Return the record of a solution; the first call also times eager."""
+        if self._subject is None:
+            self._prepare()
+        if self._word:
+            verdict = Verdict(file.path, self._word, self._reason)
+        else:
+            verdict = self._engine.grade(file)
+        return records.make_record(self._subject, verdict, str(file.path))
+
+    def close(self) -> None:
+        """End the processes of the problem."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _prepare(self) -> None:
+        """Load the reference and time eager."""
+        task = self._task
+        self._progress(f"{task.name}: running the reference")
+        try:
+            problem = Problem(task.name, load(task.reference, task.text), self._device)
+        except (BadReferenceError, torch.OutOfMemoryError) as error:
+            self._subject = Subject(task.name, "", ())
+            self._word, self._reason = NOT_GRADED, first_error_line(str(error))
             return
-        for file in task.solutions:
-            yield records.make_record(subject, engine.grade(file), str(file.path))
-    finally:
-        engine.close()
-
-
-def _same_record_for_all(task: Task, subject: Subject, word: str, reason: str) -> Iterator[dict]:
-    """Yield a record with this verdict for each solution of a problem."""
-    for file in task.solutions:
-        yield records.make_record(subject, Verdict(file.path, word, reason), str(file.path))
+        self._subject = Subject(task.name, dtype_name(problem.dtype), problem.shape)
+        self._engine = Engine(problem, self._server, self._options, self._progress)
+        reason = self._engine.try_to_prepare()
+        if reason:
+            self._word, self._reason = ERROR, reason

@@ -22,7 +22,8 @@ from referee import console, records
 from referee.engine import read_files
 from referee.grading import Options
 from referee.message_lines import printable
-from referee.program.folder_workers import Task, grade_tasks
+from referee.program.file_queue import Task
+from referee.program.folder_workers import grade_tasks
 from referee.program.pairs import absolute, pair
 from referee.report import files, folder_table, graded_files
 from referee.verdict_words import CORRECT

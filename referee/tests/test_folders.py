@@ -18,6 +18,7 @@ import torch
 
 from referee.program import arguments as arguments_module
 from referee.program import command, folder_workers, folders, fork_server
+from referee.program.file_queue import FileQueue, Task
 from referee.program.pairs import pair
 from referee.report import folder_table, graded_files
 from referee.testing.texts import IMPORTS, module, reference
@@ -152,7 +153,7 @@ def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
 
 
 class Worker(Thread):
-    """Takes the place of a worker's process: for each task it sends its name and its solutions.
+    """Takes the place of a worker's process: for each task it sends its name and its solution.
 
     Args:
         target: is not called.
@@ -170,8 +171,7 @@ class Worker(Thread):
         with suppress(EOFError), Connection(self.connection) as connection:
             while self.device not in self.ending_devices:
                 task = connection.recv()
-                connection.send((task.name, "".join(task.solutions)))
-                connection.send(None)
+                connection.send((task.name, *task.solutions))
 
     def terminate(self):
         """Do nothing: the end of the pipe ends the worker."""
@@ -189,33 +189,49 @@ def sent_by_workers(monkeypatch, solutions_of, device_count):
     """
     context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Worker)
     monkeypatch.setattr(fork_server, "context", context)
-    tasks = [
-        folder_workers.Task(name, Path(name), b"", list(files))
-        for name, files in solutions_of.items()
-    ]
+    tasks = make_tasks(solutions_of)
     devices = [torch.device("cuda", index) for index in range(device_count)]
     return sorted(folder_workers.grade_tasks(tasks, devices, None, lambda *_: None))
 
 
-@pytest.mark.parametrize(
-    ("names", "device_count", "parts_of_the_last"),
-    [
-        ("01234", 2, [("4", "ac"), ("4", "bd")]),
-        ("012", 2, [("2", "ac"), ("2", "bd")]),
-        ("0123", 3, [("3", "ad"), ("3", "b"), ("3", "c")]),
-        ("0", 5, [("0", "a"), ("0", "b"), ("0", "c"), ("0", "d")]),
-        ("0123", 2, [("3", "abcd")]),
-    ],
-)
-def test_the_last_problem_is_divided_among_devices(
-    names, device_count, parts_of_the_last, monkeypatch
-):
+def make_tasks(solutions_of):
+    """Return tasks for some problems: by name, the solutions, each a letter."""
+    return [Task(name, Path(name), b"", list(files)) for name, files in solutions_of.items()]
+
+
+def test_a_worker_keeps_its_problem_and_helps_with_others_at_the_end():
+    queue = FileQueue(make_tasks({"a": "123", "b": "12", "c": "12"}))
+    latest = {1: "", 2: ""}  # the problem of each worker's task before
+
+    def take(worker):
+        task = queue.take(latest[worker])
+        latest[worker] = task.name
+        return task.name + "".join(task.solutions)
+
+    assert [take(worker) for worker in (1, 2, 1)] == ["a1", "b1", "a2"]
+    assert [take(2), take(2)] == ["b2", "c1"]
+    assert len(queue) == 2
+    assert take(1) == "a3"
+    assert take(1) == "c2"  # helps
+    assert queue.take("c") is None
+    assert len(queue) == 0
+
+
+def test_a_worker_helps_where_most_solutions_are_left():
+    queue = FileQueue(make_tasks({"a": "12", "b": "1234"}))
+    assert [queue.take("").name, queue.take("").name] == ["a", "b"]
+    assert queue.take("an earlier problem").name == "b"
+
+
+@pytest.mark.parametrize("device_count", [2, 3, 5])
+@pytest.mark.parametrize("names", ["0", "012", "01234"])
+def test_workers_grade_each_solution_once(names, device_count, monkeypatch):
     sent = sent_by_workers(monkeypatch, dict.fromkeys(names, "abcd"), device_count)
-    assert sent == [(name, "abcd") for name in names[:-1]] + parts_of_the_last
+    assert sent == [(name, solution) for name in names for solution in "abcd"]
 
 
 def test_a_worker_that_has_ended_is_told(monkeypatch, capsys):
-    """Its problem has no verdict, and other problems go to other workers."""
+    """The solution that it was to grade has no verdict; others go to other workers."""
     monkeypatch.setattr(Worker, "ending_devices", ("cuda:1",))
     problems = {"first", "second", "third", "fourth"}
     sent = sent_by_workers(monkeypatch, dict.fromkeys(problems, "a"), device_count=2)

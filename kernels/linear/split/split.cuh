@@ -16,9 +16,9 @@
 // than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
 // (kTopExponent), so elements up to 2^28 times smaller still have 11 bits.
 //
-// Why lo has the factor 2^11. scaled - hi is at most 2^-11 |scaled|, so without this factor, the lo
-// of every scaled element below 2^-3 would be subnormal. With it, lo is at most about as large as
-// hi.
+// Why lo has the factor 2^11. If hi is a normal fp16 number, scaled - hi is at most 2^-11 |scaled|.
+// So without this factor, the lo of every scaled element below 2^-3 would be subnormal. With it, lo
+// is at most about as large as hi.
 //
 // docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
 // error of very small elements.
@@ -161,9 +161,9 @@ __device__ inline float power_of_two(int exponent) {
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
 // power of two may not fit into a float. It is applied as two factors. Multiplying by the first is
-// exact if the result is neither zero nor infinite. (Sums that are not zero are far from float32's
-// limits: from about 2^-59 to 2^64.) A factor is at least 2^-126, so 2^-252 replaces all smaller
-// powers. The result is zero either way.
+// exact unless this function returns zero or infinity, because sums that are not zero are far from
+// float32's limits: from about 2^-59 to 2^64. A factor is at least 2^-126, so 2^-252 replaces all
+// smaller powers. The result is zero either way.
 __device__ inline float unscale(float sum, int exponent) {
   constexpr int kLeastPower = 2 * -126;
   const int power = max(-exponent, kLeastPower);

@@ -140,9 +140,9 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 //   2. first_use never falls along the order. In a weight group it grows with the patch column. The
 //      next group begins at least k_tiles later, for a group has at least one tile of out for each
 //      cluster (launch.cuh).
-//   3. Let P be any patch, and let a producer load a k-tile before P's first use. All patches that
-//      the k-tile needs have their first use at this k-tile or earlier. So it is before P's first
-//      use, and by fact 2 they come before P in the order.
+//   3. Let P be any patch, and let a producer load a k-tile before P's first use. Each patch that
+//      the k-tile needs has its first use at this k-tile or earlier, and so before P's first use.
+//      By fact 2 it comes before P in the order.
 //
 // Let P be the first patch that is not yet converted. It will be converted:
 //

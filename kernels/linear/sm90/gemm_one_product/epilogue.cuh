@@ -56,9 +56,9 @@ namespace kernels::sm90::gemm_one_product {
 //   overflow    A multiplication overflows only if the result does.
 //   underflow   If the first result is subnormal, it is rounded, by at most 2^-150. The factor is
 //               2^-126 or more (kMaxExponentWithoutLo). So this is as if the accumulator were off
-//               by at most 2^-24. That does not matter, because the rounding of x to fp16 has
-//               already moved the accumulator by up to 2^-21 or more: the largest scaled x, 2^14 or
-//               more, is rounded by up to 2^3, and is multiplied by a weight of at least 2^-24.
+//               by at most 2^-24. That does not matter, because the rounding of x to fp16 moves the
+//               accumulator more: the largest scaled x is 2^14 or more, so its rounding error can
+//               be 2^3. The smallest fp16 weight is 2^-24, so that is 2^-21 of the accumulator.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
