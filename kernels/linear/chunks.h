@@ -31,7 +31,7 @@ namespace kernels {
 constexpr int64_t kMaxWorkspace = int64_t{254} << 20;
 
 // Bytes that x may always use, as smaller chunks would not fill a GPU. If the weight leaves less
-// than this of kMaxWorkspace, the workspace exceeds that limit.
+// than this of kMaxWorkspace, the workspace may exceed that limit.
 constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 
 // How a kernel divides its result into tiles.
@@ -86,8 +86,9 @@ class WorkspaceSlices {
   size_t bytes_ = 0;
 };
 
-// Returns the most tiles along M for which a chunk's workspace keeps to the limit, but at least 1.
-// workspace_of(rows) returns the bytes of a workspace for `rows` rows of x.
+// Returns the most tiles along M for which a chunk's workspace keeps to the limit. These are at
+// least 1, and at least as many as fit into kMinWorkspaceForRows. workspace_of(rows) returns the
+// bytes of a workspace for `rows` rows of x.
 template <typename WorkspaceOf>
 int64_t max_tiles_of_chunk(const TileGrid& grid, const WorkspaceOf& workspace_of) {
   // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. Slices are rounded up to

@@ -156,8 +156,8 @@ def _may_call_operator(module: nn.Module, x: object) -> bool:
     """Return whether our operator may replace torch's calls in the module's forward."""
     linear = module.linear
     ignored_modes = DEVICE_MODE_PREFIXES + TRACER_MODE_PREFIXES
-    # The FX tracer, whose x is a proxy, would record the reads of the parameters. So x is checked
-    # before they are read.
+    # x is checked before the parameters are read: if x is a proxy of `torch.fx.symbolic_trace`, the
+    # reads would be recorded in its graph.
     return (
         is_plain_linear(linear)
         and is_exact_as_float(module.divisor)

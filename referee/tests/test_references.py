@@ -254,17 +254,17 @@ return torch.relu(x)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("calls_before", [0, 8])
-def test_eager_is_blamed_if_it_raises_while_it_is_timed(calls_before, tmp_path):
-    """It fails before any solution has started, or in a round with one.
-
-    The input is so large that a request has one call. Eager alone is timed by seven of them.
-    """
-    condition = f"(calls.append(0) or len(calls) > {calls_before})"
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_eager_is_blamed_if_it_raises_while_it_is_timed(is_alone, tmp_path):
+    """It fails before any solution has started, or in a round with one."""
+    imported = tmp_path / "imported"  # the solution makes this file
+    condition = "True" if is_alone else f"__import__('os').path.exists({str(imported)!r})"
     forward = FAILS.format(condition=condition, error="ValueError('the reference fails')")
-    text = "calls = []\n\n\n" + reference(forward, "[torch.rand(16, 1 << 20)]")
+    text = reference(forward, "[torch.rand(8, 256)]")
     reason = "eager itself could not be timed: .*ValueError: the reference fails"
-    grade(text, {"honest": error(module("return torch.relu(x)"), reason)}, tmp_path)
+    solution = f"open({str(imported)!r}, 'w').close()\n\n\n" + module("return torch.relu(x)")
+    grade(text, {"honest": error(solution, reason)}, tmp_path)
+    assert imported.exists() is not is_alone
 
 
 @pytest.mark.slow

@@ -230,7 +230,8 @@ void launch_tiles(const LinearArguments& call, cudaStream_t stream) {
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.
 // If K is so long that the tile's rows of x do not fit into shared memory, launch_tiles takes
 // smaller tiles: for m = 8, for example, tiles of 2 rows from K = 26,625 on. (Tiles of 4 rows are
-// skipped there: 4 rows in double take as many bytes as 8 rows in float.)
+// skipped there. x is stored in the type of the sums, and 4 rows of doubles take as many bytes as 8
+// rows of floats.)
 inline void launch_for_rows(const LinearArguments& call, cudaStream_t stream) {
   if (call.m > 8) return launch_tiles<16>(call, stream);
   if (call.m > 4) return launch_tiles<8>(call, stream);

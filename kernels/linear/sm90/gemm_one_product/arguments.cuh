@@ -135,7 +135,8 @@ using GradientMode = ModeOf<ModeKind::kGradient, T, T>;
 using ConvertMode = ModeOf<ModeKind::kConvert, __half, float>;
 
 // Computes the tiles that ConvertMode has listed, from row-major float32 operands, which TMA
-// rounds to TF32. TF32 has float32's range, so nothing is scaled.
+// rounds to TF32. (A transposed weight was copied to row-major before.) TF32 has float32's range,
+// so nothing is scaled.
 using RedoMode = ModeOf<ModeKind::kRedo, ptx::Tf32, float>;
 
 // ----- arguments
@@ -185,8 +186,8 @@ struct OneProductArguments {
 
   __device__ int k_tiles() const { return (k + kKTileDepth - 1) / kKTileDepth; }
 
-  // The number of tiles that the kernel computes. With C clusters, cluster c computes the tiles
-  // with the indices c, c + C, c + 2 C and so on.
+  // The number of tiles. With C clusters, cluster c has the tiles with the indices c, c + C,
+  // c + 2 C and so on. (In ConvertMode it leaves some of them out.)
   __device__ int tile_count() const {
     return Mode::kIsRedo ? static_cast<int>(*redo.count) : tile_order.count();
   }

@@ -26,9 +26,9 @@
 // which needs no transposition.) shared_memory.cuh has this memory, and epilogue_inputs.cuh the
 // bias and the exponents.
 //
-// Why the fast epilogues are fast: they write whole cache lines of out, 16 bytes by each thread, and
-// mark them as not to be kept in L2, which is for x and the weight. If each warp stores its own 16
-// columns instead of whole cache lines, half types take 5% more time and float32 2%
+// Why the fast epilogues are fast: they write whole cache lines of out, 16 bytes by each thread,
+// and mark them as not to be kept in L2, which is for x and the weight. If each warp stores its own
+// 16 columns instead of whole cache lines, half types take 5% more time and float32 2%
 // (docs/EXPERIMENTS.md, "Hopper's products").
 
 #pragma once

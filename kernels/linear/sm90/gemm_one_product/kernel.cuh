@@ -83,7 +83,8 @@
 //                     accumulators are infinite or NaN, which the consumers notice after the
 //                     mainloop.
 //
-// ConvertMode lists these tiles in a RedoList. A launch with RedoMode then computes the listed
+// ConvertMode lists these tiles in a RedoList: the producer those of such a row of x, and the
+// consumers those of such a row of the weight. A launch with RedoMode then computes the listed
 // tiles from the float32 operands, and overwrites what ConvertMode may have stored.
 //
 // ----- Why the weight is wgmma's operand A
@@ -225,8 +226,8 @@ __device__ __forceinline__ void run_converter(const OneProductArguments<Mode>& a
 // common/launch.cuh).
 template <typename Mode>
 __device__ __forceinline__ void wait_and_let_next_start() {
-  // The kernels after ConvertMode's have no work in most calls. The next one starts early, so that
-  // its start adds less to the time of the call.
+  // The kernels after ConvertMode's (linear_sm90.cu lists them) have no work in most calls. The
+  // next one starts early, so that its start adds less to the time of the call.
   if constexpr (Mode::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
   // In half types a call has one kernel, so the next kernel belongs to another call. It is not
