@@ -30,7 +30,7 @@
 //
 // Rows that the split does not represent, for example with infinity or NaN: a later launch computes
 // their results again. RowState (below) says which rows and which launch for the fp16x3 GEMMs, and
-// sm90/gemm_one_product/kernel.cuh ("Tiles computed again in TF32") for the GEMM with one product.
+// sm90/gemm_one_product/kernel.cuh ("Tiles computed in TF32") for the GEMM with one product.
 
 #pragma once
 

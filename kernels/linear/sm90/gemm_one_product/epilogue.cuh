@@ -15,7 +15,7 @@
 //     store_fast        float32: call_is_fast (linear/epilogue.cuh), and small exponents
 //
 //   in epilogue_half_types.cuh
-//     store_fast        half types: call_is_fast, which implies ReLU
+//     store_fast        half types: call_is_fast
 //
 //   in epilogue_gradient.cuh
 //     PackedGradient    half types without an epilogue: out [N, M] is the product transposed

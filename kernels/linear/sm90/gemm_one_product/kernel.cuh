@@ -14,7 +14,7 @@
 //   HalfMode       half types, with the epilogue
 //   GradientMode   half types, the product alone, transposed: out [N, M]
 //   ConvertMode    float32, rounded to fp16, which has TF32's precision but a smaller range
-//   RedoMode       float32, rounded to TF32: computes again the tiles that do not fit into fp16
+//   RedoMode       float32, rounded to TF32: computes the tiles that do not fit into fp16
 //
 // ----- The pipeline
 //
@@ -69,10 +69,10 @@
 //     pipeline.cuh               the shape of a block, and the ring of stages
 //     copy_subtile.cuh           copies of accumulators to shared memory
 //
-// ----- Tiles computed again in TF32
+// ----- Tiles computed in TF32
 //
-// fp16 has TF32's 11 significant bits, but a smaller range. A tile is computed again if one of its
-// rows does not fit into fp16:
+// fp16 has TF32's 11 significant bits, but a smaller range. A tile is computed in TF32 if one of
+// its rows does not fit into fp16:
 //
 //   A row of x        It has infinity or NaN, its largest element is below 2^-112, or many of its
 //                     scaled elements are subnormal. split_x.cuh gives such a row the exponent
@@ -236,7 +236,7 @@ __device__ __forceinline__ void wait_and_let_next_start() {
 }
 
 // The kernel. The grid has at most as many clusters as the GPU runs at once, and no more clusters
-// than tiles. x_map and weight_map describe the operands to TMA, and out_map the result of
+// than out has tiles. x_map and weight_map describe the operands to TMA, and out_map the result of
 // GradientMode. The modes differ in these steps:
 //
 //                        HalfMode           GradientMode       ConvertMode         RedoMode
