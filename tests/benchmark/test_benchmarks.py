@@ -396,7 +396,8 @@ def test_the_list_of_exceptions_in_benchmarks_repeats_the_results(benchmarks):
 
     cold = total("slower, cold")
     assert f"For {total('products'):,} products of a" in benchmarks
-    assert f"operands in memory, {cold} products take 3 to 12% longer by the chosen path" in benchmarks
+    slow = f"operands in memory, {cold} products take 3 to 12% longer by the chosen path"
+    assert slow in benchmarks
     assert f"CUDA graphs, {total('slower, warm')} products, nearly all of them small" in benchmarks
 
 
