@@ -81,7 +81,8 @@ class Findings:
             reference, or could not be compared.
         result_specs: for each result, the reference's demands. A timed call must meet them, too.
         may_rely_on_inputs: whether the solution may rely on what `get_inputs` draws: its results
-            for other inputs have differed from the reference's, or none could be compared.
+            for unusual inputs were another function's, or `check_other_inputs` found none to try.
+            Refusing unusual inputs does not count.
         is_right_for_both_signs: whether its results for inputs of both signs were right.
         times: the times under the current precision setting; None before the forwards are timed.
         quantities: results and gradients of a training step, with their error budgets; empty if the

@@ -165,7 +165,6 @@ def make_step_record(step: StepTimings) -> dict:
         "seconds": seconds,
         "wall_seconds": {"forward": forward.wall_seconds, "backward": backward.wall_seconds},
         "kept_bytes": step.kept,
-        "notes": forward.notes + backward.notes,
     }
 
 

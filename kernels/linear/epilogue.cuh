@@ -18,19 +18,10 @@
 //   epilogue's vector size
 //
 //   the divisor is a power of two     The kernel multiplies by 1 / divisor. In half types it does
-//   from 1 to 2^32                    so before it adds the bias: sum / divisor + bias / divisor.
+//   from 1 to 2^32                    so before it adds the bias (is_small_power_of_two).
 //
 //   half types only: the call has     The fast epilogue of half types always applies ReLU
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
-//
-// In half types the sum is divided before the bias is added. Except for tiny results, they are
-// nevertheless those of the general epilogue: dividing by a power of two loses no bits and cannot
-// overflow, as the divisor is 1 or more, and one fma makes sum / divisor and adds bias / divisor,
-// with a single rounding. Bits are lost only where the quotient of bias and divisor is subnormal
-// (below 2^-126): results below 2^-100 may then differ in their last bit. With a divisor of 2^32, z
-// / divisor may become 0 for a positive z below 2^-117 (2^32 times the smallest subnormal, 2^-149).
-// The mask is made from this quotient, so the bit is then 0. Larger divisors would do this to
-// larger z; that is why 2^32 is the limit.
 //
 // In a fast call of float32, a tile still takes the general epilogue if one of its rows of x or of
 // the weight was scaled by a very large or very small power of two
@@ -76,7 +67,7 @@ struct Divisor {
 // so that x / divisor = (x / mantissa) * inverse_power, with inverse_power = +-2^-exponent. The
 // float nearest to x / mantissa takes three steps (Markstein, IBM J. Res. Dev. 34(1), 1990):
 //
-//   q = x * reciprocal                       off by up to 1.5 units in its last place
+//   q = x * reciprocal                       off by less than 2 units in its last place
 //   remainder = x - q * mantissa             nearly always exact, by one fma
 //   quotient = q + remainder * reciprocal    rounded once, by one fma
 //
@@ -99,7 +90,17 @@ struct Divisor<float> {
     is_power_of_two = mantissa == 1;
   }
 
-  // Returns true for the divisors 1, 2, 4 and so on up to 2^32.
+  // Returns true for the divisors 1, 2, 4 and so on up to 2^32. With these, the fast epilogue of
+  // half types gets the results of the general one by fma(sum, 1 / divisor, bias / divisor). The
+  // divisions are exact, as the divisor is a power of two, and none overflows, as it is 1 or more.
+  // So the fma rounds as the general epilogue's addition does. Tiny numbers are exceptions:
+  //
+  //   bias / divisor below 2^-126   It is subnormal and may lose bits. A result below 2^-100 may
+  //                                 then differ in its last bit.
+  //   0 < z < 2^-117                With 2^32, z / divisor is below the least subnormal, 2^-149,
+  //                                 and may become 0. So may its mask bit, which is made from the
+  //                                 quotient. A larger divisor would do this to a larger z; that
+  //                                 is why 2^32 is the limit.
   bool is_small_power_of_two() const {
     return is_power_of_two && inverse_power <= 1 && inverse_power >= 0x1p-32f;
   }

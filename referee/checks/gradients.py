@@ -3,9 +3,10 @@
 A training step has results and gradients; each of them is a `Quantity`, which records how far off
 the solution's tensors are over several steps.
 
-A file is not wrong if gradients are missing or if its training step raises: a note says "forward
-only", and no training step is timed. But if such a file runs a forward that autograd records, the
-results must be right.
+In the two checks of this file, a solution is not wrong if gradients are missing or if its training
+step raises: a note says "forward only", and no training step is timed. But if such a solution runs
+a forward that autograd records, the results must be right. The later checks of training steps are
+stricter: a missing gradient is wrong there.
 """
 
 from collections.abc import Iterator

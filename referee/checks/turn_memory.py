@@ -1,16 +1,17 @@
 """The shared memory in a round: each contestant finds the round's values there in its turn.
 
-There is one exception: eager's buffers, if parameters and buffers take more than 64 MiB.
+"What is written and compared in a round?" in PROTECTION.md has a table of it, and names the one
+exception: eager's buffers, if parameters and buffers are large. In quotes are the table's rows:
 
-A round of forwards or of training steps goes like this:
-
-    write_state_for_all(...)                      the round begins; inputs are written, too
-    for each contestant:
-        with turn(...):                           its memory has the round's values
+    write_inputs(...)                       "a round begins"
+    write_state_for_all(...)
+    for each timed call:
+        with turn(...):                     "any process's turn begins"
             the contestant is asked
             if it is the solution:
-                with filled_with_nan(...):        its inputs and parameters are NaN
-                    its results are compared
+                with filled_with_nan(...):  "the solution has replied"
+                    results are compared    "its results are compared"
+                                            "its results are freed", "its turn ends"
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +22,10 @@ from referee.checks.intact import check_eager_intact, check_intact
 from referee.contestants.contestant import Contestant
 from referee.grading import Grading
 
-# Inputs of at most this many bytes are written before every turn, so that all processes find the
-# same part of them in the caches. Larger inputs are written once a round. The same limit applies to
-# parameters and buffers.
+# If the inputs of one call have at most this many bytes, those of all calls of the request are
+# written before every turn, so that all processes find the same part of them in the caches. Larger
+# inputs are written when a round begins and when the solution's turn ends. The same limit applies
+# to the parameters and buffers of one contestant.
 CACHED_BYTES = 1 << 26
 
 
@@ -89,9 +91,9 @@ def filled_with_nan(
 
 
 def _rewrite_small_memory(grading: Grading) -> None:
-    """Write small inputs and parameters again so that all processes find them in the caches.
+    """Write small inputs, parameters and buffers again: all processes find them in the caches.
 
-    Buffers that eager's previous forward has changed are thereby restored, too.
+    This also restores small buffers that eager's previous forward has changed.
     """
     problem = grading.problem
     if problem.input_bytes <= CACHED_BYTES:

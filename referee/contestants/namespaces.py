@@ -145,7 +145,8 @@ def _help(to_server: socket.socket, until_adopted: int, with_walls: bool) -> Non
     except OSError:
         os._exit(1)
     if contestant_pid:
-        to_server.send(f"{contestant_pid} {init_pid}".encode())
+        with suppress(BrokenPipeError):  # the server has been killed
+            to_server.send(f"{contestant_pid} {init_pid}".encode())
         os._exit(0)
     to_server.close()
     os.read(until_adopted, 1)

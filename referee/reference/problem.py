@@ -205,8 +205,9 @@ class Problem:
     def backward_inputs(self) -> list[list[list]]:
         """Return groups of small inputs for which gradients are compared, besides the timed size.
 
-        All inputs of a group have one form. An element of a gradient is wrong only if it is wrong
-        for all inputs of its group.
+        All inputs of a group have one form. Each gives a training step, and the steps of a group
+        are judged together: `comparison.quantity` says when they show that a gradient is wrong. If
+        `where_gradients_pass` returns a mask, a mistake in a single step decides.
         """
         return []
 
@@ -234,7 +235,7 @@ class Problem:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a call reads and writes. Here these are inputs and outputs, no parameters."""
+        """Bytes that count as read and written by a call: here all inputs and all outputs."""
         return self.input_bytes + self.output_bytes
 
     @property
@@ -243,9 +244,10 @@ class Problem:
         return self.moved_bytes
 
     def floor_seconds(self, timings: Timings) -> float:
-        """Return a lower bound on the seconds of a call; 0 if none is known.
+        """Return an estimate of the least seconds of a call; 0 if there is none.
 
-        Here it is the time to write the outputs at the speed of the fastest copy.
+        Here it is the time to write the outputs at the speed of the fastest copy. It is no bound:
+        stores that bypass the caches are faster than a copy.
         """
         copies = timings.seconds.get(COPY)
         return min(copies) * self.output_bytes / self.moved_bytes if copies else 0.0

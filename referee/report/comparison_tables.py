@@ -111,7 +111,6 @@ def _step_results(run: dict, setting: str) -> list[str]:
         f"\n{table(rows)}",
         f"{rounds} rounds; a step is the forward and backward of a round",
         _saved_bytes(run),
-        *step["notes"],
     ]
 
 

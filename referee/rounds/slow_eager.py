@@ -1,8 +1,7 @@
 """Finds out whether a solution has slowed eager's processes.
 
 Eager's times beside the solution are compared with its times before any solution started. If they
-are longer, another program may be the reason. To tell, eager's old process, which the solution may
-have slowed, is timed beside a new one.
+are longer, another program may be the reason: `check_eager_speed` tells.
 """
 
 from collections.abc import Callable
@@ -28,6 +27,16 @@ GPU_IS_SLOW = "the GPU has become slower since eager was timed alone: grade the 
 
 def check_eager_speed(grading: Grading, plan: Plan, samples: RoundSamples) -> None:
     """Check that eager was not slower beside the solution than before any solution started.
+
+    If it was, this decides why:
+
+        Is a new process of eager faster than the old one?
+            yes: the solution has slowed the old one                error
+            no: Is it a CPU, or a GPU that waits for launches?
+                yes: the host is slow                               note
+                no: Is eager faster without the solution's process?
+                    yes: the solution's queued work has slowed it   error
+                    no: the GPU is slow                             error: grade the file again
 
     Args:
         grading: the file under grading.

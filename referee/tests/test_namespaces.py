@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import time
 import traceback
 from pathlib import Path
@@ -307,3 +308,21 @@ def test_the_headline_says_whether_there_are_walls(has_walls, walls, tmp_path, m
     assert command.main([*files, "--device", "cpu", "--trials", "1"]) == 0
     headline, *_ = capsys.readouterr().out.splitlines()
     assert headline.endswith("float32; walls" if has_walls else "float32; no walls")
+
+
+def test_a_helper_whose_server_was_killed_ends_without_a_traceback():
+    to_helper, to_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    to_helper.close()  # as the system does if the server is killed
+    until_adopted, adopted = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        os.close(adopted)
+        try:
+            namespaces._help(to_server, until_adopted, with_walls=False)
+        finally:
+            os._exit(1)  # a helper that raised, or the contestant
+    for descriptor in (until_adopted, adopted):
+        os.close(descriptor)
+    to_server.close()
+    _, status = os.waitpid(helper, 0)
+    assert status == 0

@@ -45,8 +45,8 @@ class Timings:
         seconds: the seconds of a call in each round, by the timed call's name.
         wall_seconds: the same by the referee's clock, with the overhead.
         notes: which timed calls were left out, and why.
-        moved_bytes: the bytes that a call reads and writes at least; 0 for steps.
-        floor: a lower bound on the seconds of a call, see `Problem.floor_seconds`; 0 if unknown.
+        moved_bytes: the bytes of inputs and outputs, see `Problem.moved_bytes`; 0 for steps.
+        floor: an estimate of a call's least seconds, see `Problem.floor_seconds`; 0 if unknown.
         lateness: of eager's requests, see `RoundSamples.lateness`.
     """
 

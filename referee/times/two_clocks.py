@@ -1,7 +1,8 @@
 """The seconds of a call, from the clock of its process and the referee's own.
 
-A process can falsify its own clock. The referee's clock includes the overhead of a request. "Two
-clocks" in PROTECTION.md has an example, and the rules by which a time follows from both.
+A process can falsify its own clock. The referee's clock includes the overhead of a request. The
+seconds are those of the process, but at least the referee's less an estimate of the overhead. "Two
+clocks" in PROTECTION.md has an example, the two exceptions and the exact rule.
 """
 
 import math
@@ -102,33 +103,48 @@ class Overhead:
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
         """Return the seconds of one call, for each request of a timed call.
 
-        The first row that applies decides. PROTECTION.md, "Two clocks", has an example of each.
-
-            lower median of the       returned for each request
-            process's times
-            ----------------------    --------------------------------------------------------------
-            < fastest empty call      the referee's time, less `least`; but at least the fastest
-                                      empty call
-            >= the lower median of    the process's time; but at least the referee's time, less
-               the referee's times,   `estimate` and `spread`
-               less `estimate`
-            otherwise                 the process's time, or the referee's less `estimate`,
-                                      whichever is larger
+        PROTECTION.md, "Two clocks", has an example of each of the three cases.
 
         Args:
             samples: the timed call's samples, one for each request.
         """
         if self.shows_false_clock(samples):
-            by_referee = _seconds_by_referee(samples, self.least)
-            return [max(seconds, self.fastest_empty_call) for seconds in by_referee]
-        by_process = [max(sample.mean_call, MIN_SECONDS) for sample in samples]
+            return self._seconds_without_process(samples)
+        if self._is_process_usually_longer(samples):
+            # An honest clock may show less than the referee's, if a reply was late.
+            return _longer_seconds(samples, self.estimate + self.spread)
+        return _longer_seconds(samples, self.estimate)
+
+    def _seconds_without_process(self, samples: list[Sample]) -> list[float]:
+        """Return the seconds of one call if the process's clock is false, for each request."""
+        by_referee = _seconds_by_referee(samples, self.least)
+        return [max(seconds, self.fastest_empty_call) for seconds in by_referee]
+
+    def _is_process_usually_longer(self, samples: list[Sample]) -> bool:
+        """Return whether the process's median time is at least the referee's, less the estimate.
+
+        The lower median is the time of a request. The mean of two middle values is none: false
+        times of 0 s in one half of the requests and of 2 s in the other would have the mean 1 s.
+        """
         by_referee = _seconds_by_referee(samples, self.estimate)
-        # The lower median is the time of a request. The mean of two middle values is none: false
-        # times of 0 s in one half of the requests and of 2 s in the other would have the mean 1 s.
-        if median_low(by_process) >= median_low(by_referee):
-            # An honest clock may show less than the referee's, if a reply was slow.
-            by_referee = _seconds_by_referee(samples, self.estimate + self.spread)
-        return [max(pair) for pair in zip(by_process, by_referee, strict=True)]
+        return median_low(_seconds_by_process(samples)) >= median_low(by_referee)
+
+
+def _longer_seconds(samples: list[Sample], overhead: float) -> list[float]:
+    """Return the seconds of one call by the clock that shows more, for each request.
+
+    Args:
+        samples: a timed call's samples.
+        overhead: the seconds that are subtracted from the referee's time of a request.
+    """
+    by_process = _seconds_by_process(samples)
+    by_referee = _seconds_by_referee(samples, overhead)
+    return [max(pair) for pair in zip(by_process, by_referee, strict=True)]
+
+
+def _seconds_by_process(samples: list[Sample]) -> list[float]:
+    """Return the seconds of one call by the process's clock only, for each request; never 0."""
+    return [max(sample.mean_call, MIN_SECONDS) for sample in samples]
 
 
 def _seconds_by_referee(samples: list[Sample], overhead: float) -> list[float]:

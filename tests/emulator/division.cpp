@@ -21,7 +21,7 @@
 
 namespace {
 
-constexpr int kLargestDistance = 8;  // of |d|; docs/SPLIT-PROOF.md needs 4
+constexpr int kLargestDistance = 8;  // of |d|; docs/SPLIT-PROOF.md needs 5
 constexpr int64_t kOne = 1 << 23;    // the integer of 1.0
 
 int64_t checked = 0;

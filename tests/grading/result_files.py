@@ -53,7 +53,6 @@ STEP: Shape = {
     "seconds": dict,
     "wall_seconds": dict,
     "kept_bytes": dict,
-    "notes": list,
 }
 FORWARD: Shape = {
     "unit": str,

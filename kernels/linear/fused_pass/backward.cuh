@@ -25,12 +25,12 @@ struct BackwardConfig {
   // Rows that a thread loads before it stores the first. docs/EXPERIMENTS.md, "The fused pass", has
   // the times of one row and of four.
   static constexpr int kRowsInFlight = 2;
-  // A thread adds up its rows in row groups of this many rows, and then the sums of the row groups,
-  // so that the rounding error stays small however many rows it has.
-  static constexpr int kRowGroupSize = 64;
-  static_assert(kRowGroupSize % kRowsInFlight == 0, "the rows in flight are of one row group");
+  // A thread adds up this many of its rows to a subtotal, and then the subtotals, so that the
+  // rounding error stays small however many rows it has.
+  static constexpr int kSubtotalRows = 64;
+  static_assert(kSubtotalRows % kRowsInFlight == 0, "the rows in flight are of one subtotal");
   // The grid has about as many blocks as this many multiprocessors run at once. That is a little
-  // less than an H200's 132, so that each warp of grad_bias_kernel adds up at most kRowGroupSize
+  // less than an H200's 132, so that each warp of grad_bias_kernel adds up at most kSubtotalRows
   // rows (its static_assert). With twice as many blocks, half types take longer
   // (docs/EXPERIMENTS.md, "The fused pass").
   static constexpr int64_t kMultiprocessors = 128;
@@ -237,16 +237,17 @@ struct RowsOfThread {
     rows_left -= kRowsInFlight;
   }
 
-  // Computes the next row group, or all rows that are left, and adds their sums to `totals`.
-  __device__ void compute_row_group(Totals& totals) {
-    Totals group_totals = {};
-    const int left_after_group = max(rows_left - BackwardConfig::kRowGroupSize, 0);
+  // Computes the next kSubtotalRows rows, or all that are left, and adds their subtotal to
+  // `totals`.
+  __device__ void compute_subtotal(Totals& totals) {
+    Totals subtotals = {};
+    const int left_afterwards = max(rows_left - BackwardConfig::kSubtotalRows, 0);
     // Without this directive, a training step in a half type takes longer if rows are not aligned
     // (x [4096, 256], weight [8191, 256], on an H200).
 #pragma unroll 2
-    while (rows_left > left_after_group) compute_next(group_totals);
+    while (rows_left > left_afterwards) compute_next(subtotals);
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) totals[j] += group_totals[j];
+    for (int j = 0; j < kSize; ++j) totals[j] += subtotals[j];
   }
 };
 
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   const int64_t first_vector = blockIdx.x * int64_t{arguments.strip_width};
   RowsOfThread<T> rows(arguments, (first_vector + vector) * Vector<T>::kSize);
   Compute<T> totals[Vector<T>::kSize] = {};
-  while (rows.rows_left > 0) rows.compute_row_group(totals);
+  while (rows.rows_left > 0) rows.compute_subtotal(totals);
   if (arguments.sums != nullptr) {
     store_column_sums<T>(totals, arguments.sums, rows.elements, arguments.n, arguments.strip_width);
   }
@@ -289,9 +290,9 @@ __global__ void __launch_bounds__(GradBiasConfig::kThreads)
   constexpr int kColumns = GradBiasConfig::kColumns;
   static_assert(
       BackwardConfig::kMultiprocessors * BackwardConfig::blocks_per_multiprocessor(sizeof(T)) <=
-          BackwardConfig::kRowGroupSize * kWarps,
+          BackwardConfig::kSubtotalRows * kWarps,
       "the array `sums` has at most as many rows as blocks run at once, so a warp adds up at most "
-      "kRowGroupSize rows");
+      "kSubtotalRows rows");
   const int lane = threadIdx.x % 32;
   const int own_warp = threadIdx.x / 32;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;

@@ -16,7 +16,8 @@
 //
 // A path *wins* if it is estimated to take less time than the path torch, which is torch's product,
 // followed by the fused pass in a forward. Each function `..._wins` makes this estimate by a few
-// limits, its constants.
+// limits, its constants. A formula is a fit to measured times, with no mechanism behind it, unless
+// its comment compares times.
 //
 //   their origin   The limits of the path sm80 follow from the arithmetic rates of an A100. All
 //                  others were fitted to the times of 3,887 products on an H200, with operands in

@@ -20,9 +20,10 @@
 // so the host launches them in every call. Without work they read a flag and end. (A weight that is
 // not transposed needs no `transpose`, which the host knows.)
 //
-// All kernels start by programmatic dependent launch (PDL, common/launch.cuh): a kernel starts
-// while the previous kernel ends, and waits for its end. GEMMs that always have work set up their
-// barriers before they wait.
+// All kernels are launched with programmatic dependent launch (PDL, common/launch.cuh): a kernel
+// starts before the previous one ends, if that one allows it, and then waits for its end. GEMMs
+// that always have work set up their barriers before they wait. All kernels allow the next one to
+// start early, except those that end a float32 call: RedoMode and `nonfinite`.
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
 //
@@ -149,10 +150,11 @@ bool linear_sm90_supports(const LinearArguments& call) {
   const bool has_aligned_x = is_highest || has_aligned_rows(call.x, element_size * call.x_stride);
   const bool has_aligned_weight = has_aligned_rows(call.weight, element_size * call.weight_stride);
 
-  // Indices of rows, columns and K are ints in the kernels, hence kMaxSize. In float32, the proof
-  // of the error bound (docs/SPLIT-PROOF.md) needs a smaller limit of K.
+  // Indices of rows, columns and K are ints in the kernels, hence kMaxSize. The proof of the error
+  // bound of `highest` needs a smaller limit of K (docs/SPLIT-PROOF.md, "Tiny elements: the second
+  // term"). `high` has the same one.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
-  constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 24;
+  constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 23;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;
   const bool has_sizes = call.m < kMaxSize && call.n < kMaxSize && call.k < max_k;
   return has_aligned_x && has_aligned_weight && has_sizes;

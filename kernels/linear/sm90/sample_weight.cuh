@@ -138,15 +138,16 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   return max(SampleConfig::kMinExponentWithLo, min(SampleConfig::kMaxExponentWithLo, exponent));
 }
 
-// The sum of some floats' exponents, each with its bias, and the count of the floats, in one word:
-// exponents * 2^16 + count. So one addition of words adds up both.
+// The sum of some floats' biased exponents, and the count of the floats, in one word:
+// exponents * 2^16 + count. So one addition of words adds up both. All subnormals have the biased
+// exponent 0, which counts as the exponent -127.
 struct ExponentSum {
   static constexpr int kBias = 127;
   static constexpr int kMantissaBits = 23;
 
   uint32_t word;
 
-  // Returns the exponent of one magnitude, and a count of 1. A zero does not count.
+  // Returns the biased exponent of one magnitude, and a count of 1. A zero does not count.
   __device__ static ExponentSum of(float magnitude) {
     const uint32_t biased_exponent = __float_as_uint(magnitude) >> kMantissaBits;
     return {magnitude > 0 ? biased_exponent << 16 | 1 : 0};

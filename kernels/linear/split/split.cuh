@@ -81,28 +81,37 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kKTileRowNumbers - 1) / kKTileRowNumbers * kKTileRowNumbers;
 }
 
-// The state of a row of x or of the weight in the fp16x3 GEMMs, and the kernel that computes the
+// The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
 // row's final results:
 //
 //   kExact        hi and lo represent the row     the GEMM (in sm90/ its first launch)
-//   kOverflowed   an element overflows fp16       the second launch of the GEMM of sm90/
+//   kOverflowed   an element overflowed fp16      the second launch of the GEMM of sm90/
 //   kNonfinite    the row has infinity or NaN     nonfinite_kernel (nonfinite.cuh)
 //
-// A row that split_row splits is kExact or kNonfinite. A kNonfinite row is split as zeros.
+// split_row reads the whole row, so it sets the final state at once: kExact or kNonfinite. It
+// splits a kNonfinite row as zeros.
 //
-// In sm90/, the exponent of a row of the weight comes from a sample of the row
-// (sm90/sample_weight.cuh). Before the GEMM, it is not known whether the row has infinity, NaN, or
-// an element so large that its hi is infinite. So the row begins as kExact, and the GEMM finds out:
+// A row of the weight in sm90/ begins as kExact, with an exponent from a sample of the row
+// (sm90/sample_weight.cuh). Its state changes when a launch of the GEMM finds that hi and lo do not
+// represent it:
 //
-//   first launch    All sums of such a row are infinite or NaN. The epilogue sees this, and sets
-//                   the row's state to kOverflowed. (Nothing else makes a sum infinite: rows of x
-//                   are finite or zeros, and no sum of finite fp16 products overflows float32.)
-//   second launch   Reads each kOverflowed row. If it has infinity or NaN, the state becomes
-//                   kNonfinite. Otherwise the row gets an exponent from its largest element. Then
-//                   the launch computes all tiles again that have a row of either state. Both
-//                   states count, so that all warps decide alike about a tile, whether they read
-//                   the state before or after it changes. If no row is kOverflowed, which is usual,
-//                   the launch ends at once.
+//            first launch: the row's            second launch: the row
+//            sums are infinite or NaN           has infinity or NaN
+//   kExact ----------------------------> kOverflowed --------------------> kNonfinite
+//                                         |       ^
+//                                         +-------+
+//                                         second launch: the row is finite, and gets an exponent
+//                                         from its largest element
+//
+// So kOverflowed is also the final state of a row that the second launch has rescaled.
+//
+//   first launch    If hi of an element is infinite or NaN, all sums of the row are, too. Nothing
+//                   else makes a sum infinite: rows of x are finite or zeros, and no sum of finite
+//                   fp16 products overflows float32.
+//   second launch   It ends at once if no row is kOverflowed, which is usual. Otherwise it computes
+//                   all tiles again that have a row of the weight in either state, kOverflowed or
+//                   kNonfinite. Both states count, so that all warps decide alike about a tile,
+//                   whether they read the state before or after it changes.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format

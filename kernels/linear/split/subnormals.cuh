@@ -21,13 +21,14 @@ namespace kernels::split {
 // The least magnitude of a normal fp16 number.
 constexpr float kLeastNormalHi = 0x1p-14f;
 
-// Returns whether a row has too many subnormals: more than one in 32 elements.
+// The limit: returns whether more than one in 32 elements is subnormal. Zeros do not count as
+// elements, because hi represents them exactly. So the arguments are
 //
-// Zeros do not count as elements, because hi represents them exactly. The converter warps, which
-// count the weight's, know the zeros of each k-tile, but not those of the whole row. So they pass K
-// as `elements`, and multiply the subnormals of each k-tile of 64 by 64 / nonzeros
-// (scaled_subnormals in converter_subnormals.cuh).
-__host__ __device__ inline bool has_many_subnormals(int64_t subnormals, int64_t elements) {
+//                       subnormals                                      elements
+//
+//   a row of x          its subnormals                                  its nonzeros
+//   a row of weight     the scaled count of converter_subnormals.cuh    K
+__host__ __device__ inline bool exceeds_subnormal_limit(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;
 }
@@ -58,12 +59,12 @@ struct SubnormalCounter {
   __device__ uint64_t packed() const { return static_cast<uint64_t>(nonzeros) << 32 | subnormals; }
 };
 
-// Returns whether a row has too many subnormals. `packed_counts` is the sum over all threads of
-// SubnormalCounter::packed.
+// Returns whether a row of x has too many subnormals. `packed_counts` is the sum over all threads
+// of SubnormalCounter::packed.
 __device__ inline bool has_many_subnormals(uint64_t packed_counts) {
   const uint32_t nonzeros = packed_counts >> 32;
   const uint32_t subnormals = static_cast<uint32_t>(packed_counts);
-  return has_many_subnormals(subnormals, /*elements=*/nonzeros);
+  return exceeds_subnormal_limit(subnormals, /*elements=*/nonzeros);
 }
 
 }  // namespace kernels::split

@@ -74,9 +74,9 @@ struct Fp16x3Config {
   //
   // Hi products are added to the float32 sums after every 32 of K. From K = kInterval64FromK on,
   // they are added after every 64, and from kInterval128FromK on after every 128. (Lo products are
-  // always added up over a k-group: mainloop.cuh.) A short interval is more accurate, but takes
-  // more time. The error bound grows with K, so a longer K allows a longer interval
-  // (docs/SPLIT.md).
+  // always added up over a k-group: mainloop.cuh.) A longer interval takes less time and rounds
+  // less often, but truncates more. The error bound allows larger errors where K is longer
+  // (docs/SPLIT.md, step 4).
   static constexpr int kInterval64FromK = 2048;
   static constexpr int kInterval128FromK = 4096;
 

@@ -33,11 +33,11 @@
 // The registers have room for two converted k-tiles. So c 2 overwrites k-tile 0, and first waits
 // for its last product, lo 0. Only the newest product is then in flight (wgmma_wait_group<1>).
 //
-// Shorter intervals have further promotions. The code calls them p64 and p32:
+// Shorter intervals have further promotions. A constant of Fp16x3Consumer turns each of them on:
 //
-//   interval   further promotions
-//   64         p64 before hi 0'
-//   32         p64, and p32 before hi 1, hi 3 and hi 1'
+//   constant              true for intervals   promotes before
+//   kPromotesEachPair     64 and 32            hi 0'
+//   kPromotesEachKTile    32                   hi 1, hi 3 and hi 1'
 //
 // docs/SPLIT.md, step 4, shows the products between two promotions, and explains this order.
 //
@@ -175,9 +175,9 @@ struct Fp16x3Consumer {
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
 
-  // The promotions p32 and p64 at the top of this file.
-  static constexpr bool kPromotesEachKTile = kPromotionInterval == 32;  // p32
-  static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;   // p64
+  // The further promotions of short intervals; see the top of this file.
+  static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
+  static constexpr bool kPromotesEachKTile = kPromotionInterval == 32;
 
   // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
   uint32_t shared_base;           // the block's Fp16x3SharedMemory
@@ -353,7 +353,7 @@ struct Fp16x3Consumer {
     convert(weight.even, first.even);                                   // c 0
     multiply_hi(rows, weight.even, first.even, /*accumulates=*/false);  // hi 0
     convert(weight.odd, first.odd);                                     // c 1
-    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, first.odd);  // p32 hi 1
+    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, first.odd);  // hi 1
   }
 
   // Promotes, and multiplies the rest of a k-group: all lo products, hi 2 and hi 3. `first` has
@@ -380,7 +380,7 @@ struct Fp16x3Consumer {
     multiply_lo(rows, weight.odd, second.odd, /*accumulates=*/true);     // lo 3
     scale_lo_products(rows);                                             // * 2^-11
     multiply_hi(rows, weight.even, second.even, /*accumulates=*/true);   // hi 2
-    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, second.odd);  // p32 hi 3
+    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, second.odd);  // hi 3
   }
 
   // Waits for hi 2, and starts the next k-group while hi 3 of this one runs. `second` has this
@@ -392,11 +392,11 @@ struct Fp16x3Consumer {
                                                      const StagePair& next) {
     ptx::wgmma_wait_group<1>();                                         // hi 3 is in flight
     convert(weight.even, next.even);                                    // c 0'
-    multiply_next_hi<kPromotesEachPair>(rows, weight.even, next.even);  // p64 hi 0'
+    multiply_next_hi<kPromotesEachPair>(rows, weight.even, next.even);  // hi 0'
     ptx::wgmma_wait_group<1>();                                         // hi 0' is in flight
     release(second);
     convert(weight.odd, next.odd);                                     // c 1'
-    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, next.odd);  // p32 hi 1'
+    multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, next.odd);  // hi 1'
   }
 
   // Adds all products of a work tile with `k_groups` k-groups to the sums. *state is for the first

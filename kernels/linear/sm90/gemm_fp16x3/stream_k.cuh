@@ -4,9 +4,10 @@
 // K is counted in k-groups of 128. Tiles are computed in waves. In a whole wave, each cluster
 // computes one tile, with all its k-groups: cluster c has tile c in the first wave, tile
 // c + clusters in the second, and so on. (tile_order.cuh numbers the tiles.) The last wave has the
-// remaining tiles, which are fewer than the clusters, or none. They are put end to end along K, and
-// the line of all their k-groups is cut into one range for each cluster. A range often has the end
-// of one tile and the beginning of the next.
+// remaining tiles, which are fewer than the clusters, or none. If it saves enough time
+// (cutting_pays), clusters share these tiles: they are put end to end along K, and the line of all
+// their k-groups is cut into one range for each cluster. A range often has the end of one tile and
+// the beginning of the next. Otherwise each of these tiles is computed whole, by one cluster.
 //
 // A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
 // the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
@@ -33,41 +34,54 @@
 // each, and one 9.
 //
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3),
-// for two reasons. First, L2: a cluster with parts of two tiles goes from the beginning of K to its
-// end (cluster 1: k-groups 0 to 2, then 6 to 8). So it is often at the same place of K as others
-// (at first as cluster 0, at last as cluster 2), and finds in L2 what they read. Second, no cluster
-// waits forever: fact 2 below depends on this order.
+// for two reasons:
 //
-// Why no cluster waits forever. The cluster that finishes a shared tile waits in a loop until the
-// others have stored their partial sums of the tile. Three facts:
+//   L2         A cluster with parts of two tiles goes from the beginning of K to its end. (Cluster
+//              1 multiplies k-groups 0 to 2, then 6 to 8.) So it is often at the same place of K as
+//              others (at first as cluster 0, at last as cluster 2), and finds in L2 what they
+//              read.
+//   no hang    Fact 2 below depends on this order.
 //
-//   1. Each cluster that it waits for stores partial sums of the tile, because no range that begins
-//      inside a tile is empty (the invariant of assign_ranges).
+// Schedule::plan runs on the host (launch.cuh). The kernel gets the Schedule as an argument.
+//
+// ----- Why no cluster waits forever
+//
+// The cluster that finishes a shared tile waits in a loop until the others have stored their
+// partial sums of the tile. Three facts:
+//
+//   1. Each cluster that it waits for has a part of the tile, and so stores partial sums
+//      (assign_ranges leaves no range empty that begins inside a tile).
 //   2. A cluster stores its own partial sums before it waits. It stores the sums of the last
 //      tile of its range, which it takes first, and waits in the first tile, which it takes last.
 //   3. A cluster waits only for clusters with smaller numbers: their k-groups of the tile come
 //      before its own k-groups.
 //
 // A cluster that waits still occupies its multiprocessors, so there may be no room to start others.
-// All waits end if one of two conditions holds:
+// One of two conditions is enough for all waits to end:
 //
-//   condition   All clusters run at once.
-//   why         Each then stores its partial sums without waiting (facts 1 and 2).
-//   holds       The host launches at most count_gemm_clusters (launch_gemm.cuh) clusters, which is
-//               how many run at once when previous kernels have ended. The next kernel, which may
-//               start early (PDL), starts only after all blocks of this one have started.
-//   fails       For example, if this kernel runs in two streams at the same time, or in a stream
-//               that is confined to fewer multiprocessors than were counted (a green context).
+//            All clusters run at once               Blocks start in the order of their numbers
 //
-//   condition   Blocks start in the order of their numbers.
-//   why         The first cluster that has not ended then runs, and waits only for clusters that
-//               have ended (fact 3). So it ends, and makes room for another one.
-//   holds       On every GPU and driver seen. CUDA does not guarantee it.
+//   why      Each stores its partial sums           The first cluster that has not ended runs. It
+//            without waiting (facts 1 and 2).       waits only for clusters that have ended (fact
+//                                                   3), so it ends, and makes room for another one.
+//
+//   holds    The host launches no more clusters     On every GPU and driver seen. CUDA does not
+//            than run at once when previous         guarantee it.
+//            kernels have ended
+//            (count_gemm_clusters, in
+//            launch_gemm.cuh). The next kernel,
+//            which may start early (PDL), starts
+//            only after all blocks of this one
+//            have started.
+//
+//   fails    For example, if this kernel runs in    Not seen.
+//            two streams at the same time, or in
+//            a stream that is confined to fewer
+//            multiprocessors than were counted
+//            (a green context).
 //
 // To depend on neither condition, set the environment variable KERNELS_STREAM_K to 0. Tiles are
 // then never cut, and no cluster waits for another.
-//
-// Schedule::plan runs on the host (launch.cuh). The kernel gets the Schedule as an argument.
 
 #pragma once
 
@@ -274,11 +288,10 @@ struct Schedule {
   // is 6 * 176. The quotas end at 6 * 176, 12 * 176 and 18 * 176, and the ranges after 6, 12 and 18
   // k-groups.
   //
-  // Invariant: a range that begins inside a tile is not empty. (The cluster that finishes the tile
-  // would otherwise wait for partial sums that nobody stores.) It holds because a quota is at least
-  // kMinRange k-groups of the tile with the most rows, even if the cluster's whole tiles are more
-  // than a fair load. Where two consecutive quotas end in the same tile, the second cut is
-  // therefore at least kMinRange k-groups after the first, or at the tile's end.
+  // Invariant: a range that begins inside a tile is not empty, so no cluster waits for partial sums
+  // that nobody stores. It holds because every quota is at least kMinRange k-groups of the tile
+  // with the most rows. So two cuts inside one tile are at least kMinRange k-groups apart.
+  // (tests/linear/test_linear_schedule.py tests the invariant.)
   template <typename RowCount>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
                      const RowCount& row_count) {

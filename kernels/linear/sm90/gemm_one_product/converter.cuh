@@ -32,9 +32,9 @@
 //   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of
 //                       its tiles. It keeps the block's converter warps from running so far ahead
 //                       that L2 evicts the fp16 weight before it is read.
-//   row_subnormals      [n]: a sum over row n's k-tiles: subnormals * 64 / nonzeros, the two counts
-//                       of the k-tile's 64 elements (scaled_subnormals, converter_subnormals.cuh).
-//                       Only converter warps use it.
+//   row_subnormals      [n]: how many subnormals row n has, each k-tile's count scaled as if the
+//                       k-tile had no zeros (converter_subnormals.cuh). Only converter warps use
+//                       it.
 //
 // Memory ordering. Only the counter converted_patches announces that other data has been written:
 // hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
@@ -131,36 +131,8 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
 }
 
 // Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
-// patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it.
-//
-// Why no warp waits forever, neither here nor in wait_converted. (K-tiles are counted here as in
-// producer_k_tile: over all tiles of a cluster.) Three facts about PatchOrder:
-//
-//   1. Patches are taken in this order, and each warp converts its patches in this order.
-//   2. first_use never falls along the order. In a weight group it grows with the patch column. The
-//      next group begins at least k_tiles later, for a group has at least one tile of out for each
-//      cluster (launch.cuh).
-//   3. Let P be any patch, and let a producer load a k-tile before P's first use. Each patch that
-//      the k-tile needs has its first use at this k-tile or earlier, and so before P's first use.
-//      By fact 2 it comes before P in the order.
-//
-// Let P be the first patch that is not yet converted. It will be converted:
-//
-//   a. By induction over its k-tiles, every producer loads those that are before P's first use, and
-//      begins the next one, if there is one. It waits for two things:
-//        an empty stage      The stage holds an earlier k-tile, which is before P's first use. Both
-//                            producers of the cluster load that k-tile, so the consumers multiply
-//                            it, and the stage is empty.
-//        converted patches   The patches of a k-tile before P's first use come before P (fact 3).
-//                            So they are converted.
-//   b. So a warp that has P does not wait forever: its block's producer begins a k-tile at or after
-//      P's first use, or has no such k-tile and calls finish (mainloop.cuh).
-//   c. If no warp has P, all patches taken so far come before P (fact 1), so they are converted.
-//      Their warps then take further patches, and one of them takes P.
-//
-// Then the first patch that is not yet converted is a later one, until all are converted.
-//
-// The blocks need not all be on the GPU at once, because only a running block takes patches.
+// patch's first use. In the example above: k-tile 148 - 24 = 124. All lanes of a warp call it. (The
+// end of this file shows that no warp waits forever.)
 __device__ __forceinline__ void wait_for_turn(const Patch& patch, int* producer_k_tile) {
   if (threadIdx.x % 32 == 0) {
     while (atomicAdd(producer_k_tile, 0) + ConverterConfig::kLead < patch.first_use) {
@@ -216,7 +188,7 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
 
 // Waits until a panel is converted at a k-tile. Lane i looks at k-tile k_tile + i. Returns how many
 // successive k-tiles, from k_tile on, are converted: 1 to 32. The producer asks again only after
-// these. All lanes of the producer warp call it.
+// these. All lanes of the producer warp call it. (The wait ends: see below.)
 __device__ inline int wait_converted(const WeightConversion& conversion, int panel, int k_tile) {
   const int own_k_tile = k_tile + threadIdx.x % 32;
   const unsigned* const converted =
@@ -236,5 +208,43 @@ __device__ inline int wait_converted(const WeightConversion& conversion, int pan
   const int first_missing_lane = __ffs(missing) - 1;
   return first_missing_lane;
 }
+
+// ----- Why no warp waits forever
+//
+// Let P be the first patch, in the order of PatchOrder, that is not converted yet. Nothing that
+// must happen before P is converted needs P or a later patch. So P will be converted, then the next
+// patch, and so on until all are.
+//
+// K-tiles are counted as in producer_k_tile and first_use: over all tiles of a cluster.
+//
+// Lemma: a k-tile before P's first use needs only converted patches. Patches are sorted by first
+// use, and the k-tile needs only patches whose first use is at this k-tile or before it. They come
+// before P, so they are converted.
+//
+//   Why the patches are sorted: in a weight group, first_use grows with the patch column. The next
+//   group's first use is at least k_tiles later, because a group has at least one tile of out for
+//   each cluster (weight_tiles_at_once is rounded up).
+//
+// The waits until P is converted, each of which ends:
+//
+//   who waits            for what           why the wait ends
+//
+//   a producer, with a   converted          The patches that it waits for are converted (lemma).
+//   k-tile before P's    patches
+//   first use
+//                        an empty stage     The stage holds an earlier k-tile, which needs only
+//                                           converted patches, too. So both producers of the
+//                                           cluster load it, and the consumers multiply it.
+//
+//   the converter warp   its turn           By the rows above, its block's producer loads all of
+//   that has P (all its  (wait_for_turn)    its k-tiles before P's first use. Then it begins the
+//   earlier patches are                     next one, or has none and calls finish (mainloop.cuh).
+//   converted)
+//
+//   P itself             a warp, if none    Warps take patches in order, so all patches that are
+//                        has taken it yet   taken come before P, and are converted. Their warps
+//                                           take further patches, and one of them takes P.
+//
+// The blocks need not all be on the GPU at once, because only a running block takes patches.
 
 }  // namespace kernels::sm90::gemm_one_product

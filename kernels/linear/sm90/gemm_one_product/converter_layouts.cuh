@@ -77,22 +77,10 @@ using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 // ----- which elements a lane loads and converts
 //
 // A lane loads four times four floats of each piece. Then it converts two octets of the piece,
-// whose floats other lanes have loaded. Lane 27, for example, in the pieces of k-tile 0 (rows count
-// from the patch's first row):
+// whose floats other lanes have loaded. The structs RowMajor and Transposed compute which ones.
+// They have the same members, which comments in RowMajor explain.
 //
-//   row-major                     p0                 p1              ...    p3
-//
-//     loads       rows            1, 3, 5, 7         9, 11, 13, 15          25, 27, 29, 31
-//                 k               44 - 47            44 - 47                44 - 47
-//     octet 0     row, k           3, 24 - 31        11, 24 - 31            27, 24 - 31
-//     octet 1     row, k           7, 24 - 31        15, 24 - 31            31, 24 - 31
-//
-//   transposed
-//
-//     loads       rows            12 - 15            12 - 15                12 - 15
-//                 k               3, 7, 11, 15       19, 23, 27, 31         51, 55, 59, 63
-//     octet 0     row, k          11, 8 - 15         11, 24 - 31            11, 56 - 63
-//     octet 1     row, k          27, 8 - 15         27, 24 - 31            27, 56 - 63
+// A `piece` is a number from 0 to 15, for p0 to p15.
 
 // From where a lane loads a patch.
 struct LaneSource {
@@ -101,8 +89,8 @@ struct LaneSource {
   uint64_t policy;     // how long L2 keeps the lines
 };
 
-// Where an octet is in its patch, and which of the lane's scales it needs. In the table above,
-// octet 1 of p1 has
+// Where an octet is in its patch, and which of the lane's scales it needs. For example, octet 1 of
+// p1 of lane 27 has
 //
 //                 row   k    scale
 //   row-major     15    24   3        the lane's rows are 3, 7, 11, 15, ..., 31
@@ -120,32 +108,7 @@ struct OctetPlace {
   }
 };
 
-// A count unit is a part of a patch in which subnormals are counted together
-// (converter_subnormals.cuh): 8 rows x 64 of K, for both layouts. A patch has 16. Their numbers are
-// those of the row-major pieces, so p9 of a row-major weight is unit 9. p9 of a transposed weight
-// has elements of units 8 to 11.
-//
-// A layout, RowMajor or Transposed, has these members. `piece` is 0 to 15, for p0 to p15.
-//
-//   kIsTransposed                   the weight in memory is [K, N]
-//
-//   to load a piece
-//     source_of(...)                from where the lane loads the patch that begins at first_n and
-//                                   first_k
-//     load(...)                     starts the lane's four copies of the piece
-//
-//   to convert octets 0 and 1 of a piece
-//     kRows                         the number of the lane's rows: those of its octets in a patch
-//     place(lane, piece, octet)     the octet's OctetPlace
-//     read(...)                     reads the octet from the piece's buffer to v
-//
-//   to count the subnormals of a piece
-//     count_units_of(piece, first_of_k_tile)
-//                                   the count units that the piece has elements of, as bits.
-//                                   first_of_k_tile is the first piece in its k-tile: 8 for p9.
-//                                   (The caller's loop has this number already.)
-
-// A row-major weight. A buffer is [8 rows][64 of K]. The lanes that load and convert it:
+// A row-major weight. A buffer is [8 rows][64 of K]. The lanes, 0 to 31, that load and convert it:
 //
 //   load                                      convert
 //
@@ -157,15 +120,19 @@ struct OctetPlace {
 //   row 4       0      1  ...       15        row 4       0       1  ...        7    octet 1
 //   ...                                       ...
 struct RowMajor {
-  static constexpr bool kIsTransposed = false;
+  static constexpr bool kIsTransposed = false;  // the weight in memory is [N, K], not [K, N]
 
+  // In how many rows a lane has octets, in all pieces of a patch together.
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece * ConverterConfig::kPiecesPerKTile;
+
+  // The place of the lane's octet 0 or 1 of a piece.
   __host__ __device__ static constexpr OctetPlace place(int lane, int piece, int octet) {
     const int piece_in_k_tile = piece % ConverterConfig::kPiecesPerKTile;
     const int scale = piece_in_k_tile * ConverterConfig::kOctetsPerPiece + octet;
     return {/*row=*/4 * scale + lane / 8, /*k=*/lane % 8 * 8, scale};
   }
 
+  // From where the lane loads the patch that begins at first_n and first_k.
   __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
                                          int64_t first_k, int lane) {
     const int64_t n = first_n + lane / 16;
@@ -173,6 +140,7 @@ struct RowMajor {
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
+  // Starts the lane's four copies of a piece to its buffer.
   __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int piece, int lane) {
     const int piece_k = piece / ConverterConfig::kPiecesPerKTile * ConverterConfig::kKTileDepth;
     const int piece_row =
@@ -185,6 +153,7 @@ struct RowMajor {
     }
   }
 
+  // Reads the lane's octet 0 or 1 of a piece from its buffer to v.
   __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
                               float (&v)[split::kOctet]) {
     // buffer[i] has two rows, 2 i and 2 i + 1. They are 16 octets, of two float4 each.
@@ -193,6 +162,9 @@ struct RowMajor {
     *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
+  // Returns the count units (converter_subnormals.cuh) that the piece has elements of: a bit for
+  // each. `first_of_k_tile` is the first piece in the piece's k-tile, for example 8 for p9. (The
+  // caller's loop has this number already.)
   __host__ __device__ static constexpr uint32_t count_units_of(int piece, int /*first_of_k_tile*/) {
     return 1u << piece;
   }
@@ -204,12 +176,12 @@ static_assert(RowMajor::place(/*lane=*/27, /*piece=*/1, /*octet=*/1) == OctetPla
 //
 //   load                                      convert
 //
-//   row    0 - 3  4 - 7  ...  28 - 31         row    0  1 ...  15 | 16 17 ...  31
-//   k 0        0      1  ...        7         k 0    0  1 ...  15 |  0  1 ...  15
-//   k 1        8      9  ...       15         ...    down the columns, eight k each
-//   k 2       16     17  ...       23         k 8   16 17 ...  31 | 16 17 ...  31
-//   k 3       24     25  ...       31         ...
-//   k 4        0      1  ...        7              octet 0          octet 1
+//   row    0 - 3  4 - 7  ...  28 - 31         row         0   1  ...  15   16  17  ...  31
+//   k 0        0      1  ...        7         k 0 - 7     0   1  ...  15    0   1  ...  15
+//   k 1        8      9  ...       15         k 8 - 15   16  17  ...  31   16  17  ...  31
+//   k 2       16     17  ...       23
+//   k 3       24     25  ...       31                        octet 0          octet 1
+//   k 4        0      1  ...        7
 //   ...
 //
 // Bank conflicts. While lanes 0 - 15 read 16 rows of one k, lanes 16 - 31 read the same rows of

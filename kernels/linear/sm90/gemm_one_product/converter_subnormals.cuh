@@ -1,16 +1,22 @@
 // Counts the subnormals of the fp16 weight, and marks the rows that have too many (why:
-// split/subnormals.cuh). The converter warps do so for each patch (converter_patch.cuh). For each
-// row of the weight, all patches together compute, in integers:
+// split/subnormals.cuh). The converter warps do so for each patch (converter_patch.cuh).
 //
-//   count = 0
-//   for each k-tile of the row:                     64 elements, or fewer at the end of K
-//     nonzeros   = how many are not 0
-//     subnormals = how many of these are below 2^-14
-//     count     += subnormals * 64 / nonzeros       nothing if all are 0
-//   the row needs TF32 if count * 32 > K
+// The rule: a row needs TF32 if, on average over its k-tiles, more than 1 in 32 nonzeros is
+// subnormal. A k-tile is 64 elements, and a k-tile of zeros counts as one without subnormals. An
+// element that fp16 rounds to zero counts as a zero. (The average is taken over k-tiles because a
+// warp knows the nonzeros of a k-tile, but not those of the whole row.)
 //
-// So the row needs TF32 if, on average over its k-tiles, more than 1 in 32 nonzeros is subnormal. A
-// k-tile of zeros counts as one without subnormals.
+// The rule in integers: each k-tile adds subnormals * 64 / nonzeros to the row's count, rounded
+// down. The row needs TF32 if count * 32 > K. Example: K = 128, so the row has two k-tiles.
+//
+//   k-tile   zeros   normals   subnormals   adds to the count
+//   0           32        28            4   4 * 64 / 32 = 8
+//   1            0        64            0   0
+//
+//   The count is 8. The row needs TF32, because 8 * 32 = 256 is more than 128.
+//
+// (If K is no multiple of 64, the last k-tile is filled up with zeros, so it adds as much as a
+// whole one. But K has only its own elements.)
 //
 // The steps of a warp:
 //
@@ -21,6 +27,11 @@
 //                        probe has found subnormals.)
 //   mark_row_for_tf32    puts an infinity into a row whose count is too large. The row's tiles are
 //                        then computed again (kernel.cuh).
+//
+// A count unit is the part of a patch whose subnormals are counted together: 8 rows x 64 of K, for
+// both layouts of the weight. A patch has 16. Their numbers are those of the pieces of a row-major
+// weight (converter_layouts.cuh), so p9 of such a weight is unit 9. p9 of a transposed weight has
+// elements of units 8 to 11.
 
 #pragma once
 
@@ -82,13 +93,12 @@ __device__ inline ElementCounts count_elements(const uint4& octet) {
   return counts;
 }
 
-// Returns a k-tile's count of subnormals as if none of the 64 elements were zero: scaled by
-// 64 / nonzeros, and rounded down.
+// Returns what a k-tile adds to its row's count: see the top of this file.
 __host__ __device__ constexpr unsigned scaled_subnormals(unsigned subnormals, unsigned nonzeros) {
   return subnormals * ConverterConfig::kKTileDepth / nonzeros;
 }
 static_assert(scaled_subnormals(/*subnormals=*/4, /*nonzeros=*/32) == 8,
-              "of 64 elements, 32 are zeros, 28 normal and 4 subnormal");
+              "the example at the top of this file");
 
 // Counts the subnormals of row n in one k-tile, and adds the scaled count to row_subnormals[n].
 // Eight lanes have a row, with an octet each.
@@ -112,8 +122,8 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   }
 }
 
-// Counts the subnormals of some count units of a patch (converter_layouts.cuh: 8 rows x 64 of K),
-// which it reads back from hi. `units` has a bit for each.
+// Counts the subnormals of some count units of a patch, which it reads back from hi. `units` has a
+// bit for each.
 //
 // Eight lanes have a row, so a warp reads four rows at a time:
 //
@@ -173,8 +183,8 @@ __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conver
                                                   int64_t n, int k_tile) {
   const split::ScaledMatrix& weight = conversion.weight;
   if (n >= weight.rows) return;
-  const unsigned subnormals = ptx::load_acquire(conversion.row_subnormals + n);
-  if (split::has_many_subnormals(subnormals, /*elements=*/k)) {
+  const unsigned count = ptx::load_acquire(conversion.row_subnormals + n);
+  if (split::exceeds_subnormal_limit(count, /*elements=*/k)) {
     weight.hi[weight.k_tiled_index(k_tile, n)] = __float2half(INFINITY);
   }
 }
