@@ -1,5 +1,5 @@
-// Subnormals of hi alone, which make a row inaccurate in the GEMM with one product (float32 at
-// `high`). Such a row is multiplied in TF32 instead.
+// Subnormal hi numbers, which make a row inaccurate in the GEMM with one product (float32 at
+// `high`), because it multiplies hi without lo. Such a row is multiplied in TF32 instead.
 //
 // fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on. A smaller hi is subnormal and
 // has fewer bits, and lo, which would have the others, is not made.
@@ -33,7 +33,8 @@ __host__ __device__ inline bool exceeds_subnormal_limit(int64_t subnormals, int6
   return subnormals * kElementsPerSubnormal > elements;
 }
 
-// Counts a thread's elements that are not zero, and how many of them have a subnormal hi.
+// Counts a thread's elements that are not zero, and how many of them are below fp16's normal range
+// when they are scaled.
 struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;

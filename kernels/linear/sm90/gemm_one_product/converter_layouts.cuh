@@ -76,8 +76,8 @@ using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 
 // ----- which elements a lane loads and converts
 //
-// A lane loads four times four floats of each piece. Then it converts two octets of the piece,
-// whose floats other lanes have loaded. The structs RowMajor and Transposed compute which ones.
+// A lane loads four times four floats of each piece. Then it converts two octets of the piece, most
+// of whose floats other lanes have loaded. The structs RowMajor and Transposed compute which ones.
 // They have the same members, which comments in RowMajor explain.
 //
 // A `piece` is a number from 0 to 15, for p0 to p15.
@@ -242,7 +242,7 @@ struct Transposed {
 static_assert(Transposed::place(/*lane=*/27, /*piece=*/1, /*octet=*/1) == OctetPlace{27, 24, 1},
               "the example of OctetPlace");
 static_assert(Transposed::count_units_of(9, /*first_of_k_tile=*/8) == 0b1111 << 8,
-              "p9 has elements of all of k-tile 2");
+              "p9 has elements of all four count units of k-tile 2");
 static_assert(Transposed::first_float(11, 0) == 0 * 32 + 11 &&
                   Transposed::first_float(11, 1) == 0 * 32 + 27,
               "k = 0: rows 11 and 27 are in their own places");

@@ -15,8 +15,8 @@
 //
 //   The count is 8. The row needs TF32, because 8 * 32 = 256 is more than 128.
 //
-// (If K is no multiple of 64, the last k-tile is filled up with zeros, so it adds as much as a
-// whole one. But K has only its own elements.)
+// (If K is no multiple of 64, zeros fill the last k-tile up, so it adds as much as a whole one. But
+// the K of count * 32 > K does not include these zeros.)
 //
 // The steps of a warp:
 //
