@@ -26,7 +26,7 @@ from referee.report.folder_table import NOT_GRADED
 from referee.verdict import Verdict
 from referee.verdict_words import ERROR
 
-SECONDS_TO_END = 10  # that a worker has to end the processes that it has started
+SECONDS_TO_END = 10  # a worker gets so much time to end the processes that it has started
 
 
 def grade_tasks(

@@ -1,7 +1,7 @@
 """The seconds of a call, from the clock of its process and the referee's own.
 
-A process can falsify its own clock. The referee's clock includes the overhead of a request. The
-seconds are those of the process, but at least the referee's less an estimate of the overhead. "Two
+A process can falsify its own clock. The referee's clock includes the overhead of a request, so an
+estimate of the overhead is subtracted from its time. The larger one of the two times counts. "Two
 clocks" in PROTECTION.md has an example, the two exceptions and the exact rule.
 """
 
@@ -65,7 +65,7 @@ class Sample(NamedTuple):
 
         It is the mean of the calls divided by the fast ones, which were launched in time: if 20 of
         32 calls take 20 us instead of 5, the mean is 14.4 us, and the lateness 2.9. If the GPU was
-        idle when the last call came, none may have been in time, and the lateness is at least
+        idle when the last call came, perhaps no call was in time, so the lateness is at least
         LATENESS_OF_IDLE_GPU.
         """
         least = LATENESS_OF_IDLE_GPU if self.waits_for_launches else 1.0
@@ -78,10 +78,13 @@ class Sample(NamedTuple):
 class Overhead:
     """The overhead of a request: the referee's time of it without the time of its calls.
 
+    For an empty request, whose calls do nothing, it is the whole time.
+
     Attributes:
         estimate: the 90th percentile of the overheads of empty requests or that of eager's,
             whichever is larger, in seconds.
-        low: the 10th percentile of the overheads of eager's requests, in seconds.
+        low: the 10th percentile of the overheads of eager's requests, or of empty ones if there are
+            none of eager's, in seconds.
         least: the overhead of the fastest empty request, in seconds.
         fastest_empty_call: the seconds of the fastest empty call, by the process's own clock.
     """
@@ -97,7 +100,10 @@ class Overhead:
 
     @property
     def spread(self) -> float:
-        """The seconds by which an honest request's overhead may be larger than the estimate."""
+        """The seconds by which an honest request's overhead may be larger than the estimate.
+
+        Overheads are assumed to be spread as far above the estimate as they are below it.
+        """
         return max(self.estimate - self.low, 0.0)
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
@@ -121,10 +127,12 @@ class Overhead:
         return [max(seconds, self.fastest_empty_call) for seconds in by_referee]
 
     def _is_process_usually_longer(self, samples: list[Sample]) -> bool:
-        """Return whether the process's median time is at least the referee's, less the estimate.
+        """Return whether the process's median time is the longer one.
 
-        The lower median is the time of a request. The mean of two middle values is none: false
-        times of 0 s in one half of the requests and of 2 s in the other would have the mean 1 s.
+        It is compared with the referee's, from which the estimate of the overhead is subtracted.
+        Both are lower medians, which are times of requests. The mean of two middle values would be
+        no time of a request: with false times of 0 s in half of the requests and of 2 s in the
+        others, it would be 1 s.
         """
         by_referee = _seconds_by_referee(samples, self.estimate)
         return median_low(_seconds_by_process(samples)) >= median_low(by_referee)
