@@ -3,8 +3,8 @@
 //   out [M, N] = x [M, K] times weight [N, K] transposed
 //
 // run_gemm.h calls choose_path for the forward (with ReLU) and for the gradients of x and of weight
-// (without ReLU). This file must include neither torch nor CUDA, because
-// problems/benchmark/paths/print_paths.cpp is compiled with this file alone.
+// (without ReLU). This file, and those that it includes, must include neither torch nor
+// CUDA, because problems/benchmark/paths/print_paths.cpp is compiled without them.
 //
 // The tensor-core kernels are of two kinds:
 //
@@ -195,9 +195,8 @@ inline bool sm90_fp16x3_gradient_wins(const Product& product) {
 //   weight with vector rows    (M (N - 112) + 2^17) K >= 3 * 2^26
 //   any other weight            M (N - 112) K         >= 2^29        the copy has to pay, too
 //
-// The left sides are M N K with two more terms, 112 and 2^17. They are curve fitting, not a
-// mechanism: with them, one limit fits the times of narrow results, and of small ones with a long
-// K.
+// The left sides would be M N K without the terms 112 and 2^17, which are curve fitting: with them,
+// one limit fits the times of narrow results, and of small ones with a long K.
 inline bool sm90_fp16x3_forward_wins(const Product& product) {
   constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster
   constexpr int kTooFewColumns = 64;  // torch is faster, as most of a tile is padding

@@ -137,8 +137,10 @@ struct ScaledMatrix {
   const float* source;  // the float32 matrix
   int64_t rows;
   int64_t row_stride;  // elements between the beginnings of two rows of `source`
-  __half* hi;          // null for the weight of sm90/'s fp16x3 GEMM, which splits it in registers
-  __half* lo;          // null where hi is null, and where hi alone is made
+  // hi, in k-tiled format. Null for the weight of sm90/'s fp16x3 GEMM, which splits it in
+  // registers. (The GEMM with one product stores the weight's hi here.)
+  __half* hi;
+  __half* lo;  // null where hi is null, and where hi alone is made
 
   // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the GEMMs of
   // sm90/ scale the weight by it. Where hi alone is made, it may be kNeedsTf32.

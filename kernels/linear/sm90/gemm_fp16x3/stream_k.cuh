@@ -129,7 +129,7 @@ struct StreamKConfig {
   //   + k_groups / L * kAddingPerRow * rows    then one of them adds all partial sums
   //
   // A sum of one term proportional to L and one to 1 / L is least where the two are equal. This
-  // function returns that L.
+  // function returns that L, rounded down, but at least kMinRange.
   static int min_range(int k_groups, int64_t rows) {
     const double adding_in_k_groups =
         static_cast<double>(kAddingPerRow * rows) / static_cast<double>(k_group_time(rows));
@@ -169,7 +169,7 @@ struct Schedule {
 
   // Plans `tiles` tiles of `k_groups_of_tile` k-groups for `clusters` clusters. row_count(tile) is
   // the number of rows of x of the tile with this number, at most max_rows. Returns the size of the
-  // grid: how many clusters have work.
+  // grid, in clusters. Clusters behind the last one that has work are left out.
   template <typename RowCount>
   int plan(int tiles, int k_groups_of_tile, int clusters, int64_t max_rows,
            const RowCount& row_count) {
