@@ -61,7 +61,7 @@ class Sample(NamedTuple):
 
     @property
     def lateness(self) -> float:
-        """The factor by which late launches may lengthen the calls; 1 if there are none.
+        """The factor by which late launches may lengthen the calls; about 1 if there are none.
 
         It is the mean of the calls divided by the fast ones, which were launched in time: if 20 of
         32 calls take 20 us instead of 5, the mean is 14.4 us, and the lateness 2.9. If the GPU was
@@ -107,7 +107,7 @@ class Overhead:
         return max(self.estimate - self.low, 0.0)
 
     def seconds_of_calls(self, samples: list[Sample]) -> list[float]:
-        """Return the seconds of one call, for each request of a timed call.
+        """Return the seconds of one call, for each request.
 
         PROTECTION.md, "Two clocks", has an example of each of the three cases.
 
@@ -117,7 +117,8 @@ class Overhead:
         if self.shows_false_clock(samples):
             return self._seconds_without_process(samples)
         if self._is_process_usually_longer(samples):
-            # An honest clock may show less than the referee's, if a reply was late.
+            # In some requests the referee's clock may show more, because a reply was late. Then more
+            # is subtracted from it.
             return _longer_seconds(samples, self.estimate + self.spread)
         return _longer_seconds(samples, self.estimate)
 

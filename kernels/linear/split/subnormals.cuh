@@ -28,6 +28,9 @@ constexpr float kLeastNormalHi = 0x1p-14f;
 //
 //   a row of x          its subnormals                                  its nonzeros
 //   a row of weight     the scaled count of converter_subnormals.cuh    K
+//
+// The scaled count of a weight makes up for its zeros: each k-tile's count is scaled as if the
+// k-tile had none.
 __host__ __device__ inline bool exceeds_subnormal_limit(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;

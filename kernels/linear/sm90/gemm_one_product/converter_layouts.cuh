@@ -92,19 +92,19 @@ struct LaneSource {
 // Where an octet is in its patch, and which of the lane's scales it needs. For example, octet 1 of
 // p1 of lane 27 has
 //
-//                 row   k    scale
-//   row-major     15    24   3        the lane's rows are 3, 7, 11, 15, ..., 31
-//   transposed    27    24   1        the lane's rows are 11 and 27
+//                 row   k    lane_row
+//   row-major     15    24   3          the lane's rows are 3, 7, 11, 15, ..., 31
+//   transposed    27    24   1          the lane's rows are 11 and 27
 struct OctetPlace {
-  int row;    // in the patch
-  int k;      // where the octet begins in its k-tile
-  int scale;  // the row's number among the lane's rows
+  int row;       // in the patch
+  int k;         // where the octet begins in its k-tile
+  int lane_row;  // the row's number among the lane's rows; the lane keeps a scale for each
 
   // The distance in hi, in elements, from the patch's row 0, k = 0, of the same k-tile.
   __host__ __device__ constexpr int offset() const { return row * split::kKTileRowNumbers + k; }
 
   __host__ __device__ constexpr bool operator==(const OctetPlace& other) const {
-    return row == other.row && k == other.k && scale == other.scale;
+    return row == other.row && k == other.k && lane_row == other.lane_row;
   }
 };
 

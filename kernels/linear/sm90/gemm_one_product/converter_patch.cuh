@@ -112,7 +112,7 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     // The distance from `target` is equal for all lanes. It is computed for lane 0, whose target is
     // at offset 0, so that it is a constant for the compiler.
     const int distance = Layout::place(/*lane=*/0, piece, octet).offset();
-    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.scale], &probe);
+    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.lane_row], &probe);
   }
   return probe.has_found();
 }
@@ -127,7 +127,7 @@ __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, i
     const int piece = i / ConverterConfig::kOctetsPerPiece;
     const int octet = i % ConverterConfig::kOctetsPerPiece;
     const OctetPlace place = Layout::place(lane, piece, octet);
-    scale[place.scale] = split::power_of_two(__ldg(weight.exponent + first_n + place.row));
+    scale[place.lane_row] = split::power_of_two(__ldg(weight.exponent + first_n + place.row));
   }
 }
 

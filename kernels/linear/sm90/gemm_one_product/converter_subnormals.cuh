@@ -15,8 +15,8 @@
 //
 //   The count is 8. The row needs TF32, because 8 * 32 = 256 is more than 128.
 //
-// (If K is no multiple of 64, zeros fill the last k-tile up, so it adds as much as a whole one. But
-// the K of count * 32 > K does not include these zeros.)
+// (If K is no multiple of 64, the rule is slightly stricter: zeros fill the last k-tile up, so it
+// counts as 64 elements, but K does not include these zeros.)
 //
 // The steps of a warp:
 //
@@ -144,9 +144,9 @@ __device__ __forceinline__ void count_units(const WeightConversion& conversion, 
     const int unit_row = unit % ConverterConfig::kPiecesPerKTile *
                          ConverterConfig::kRowMajorPieceRows;  // a row of the patch
     const int64_t n = patch.first_n + unit_row + lane / 8;
-    const int k = lane % 8 * split::kOctet;  // in the k-tile
+    const int k_in_tile = lane % 8 * split::kOctet;
     const __half* const source =
-        hi_k_tile + k_tile * k_tile_elements + n * split::kKTileRowNumbers + k;
+        hi_k_tile + k_tile * k_tile_elements + n * split::kKTileRowNumbers + k_in_tile;
     uint4 octets[ConverterConfig::kOctetsPerPiece];
 #pragma unroll
     for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
@@ -176,9 +176,9 @@ __device__ __forceinline__ bool count_found_units(const WeightConversion& conver
 }
 
 // Puts an infinity into the patch's part of row n if too many subnormals have been counted in the
-// row so far. No row is missed, because the patch that is the last to add its count sees the whole
-// count. Each lane calls it for a row of its own. The load is an acquire, as an ordinary load might
-// find an old count in L1.
+// row so far; k is K. No row is missed, because the patch that is the last to add its count sees
+// the whole count. Each lane calls it for a row of its own. The load is an acquire, as an ordinary
+// load might find an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t n, int k_tile) {
   const split::ScaledMatrix& weight = conversion.weight;

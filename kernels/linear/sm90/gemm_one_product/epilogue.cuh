@@ -54,11 +54,11 @@ namespace kernels::sm90::gemm_one_product {
 // the smaller one first:
 //
 //   overflow    A multiplication overflows only if the result does.
-//   underflow   If the first result is subnormal, it is rounded, by at most 2^-150. The factor is
-//               2^-126 or more (kMaxExponentWithoutLo). So this is as if the accumulator were off
-//               by at most 2^-24. That does not matter, because the rounding of x to fp16 moves the
-//               accumulator more: the largest scaled x is 2^14 or more, so its rounding error can
-//               be 2^3. Times the smallest fp16 weight, 2^-24, this is an error of 2^-21.
+//   underflow   If the first result is subnormal, it is rounded, by at most 2^-150. The first
+//               factor is 2^-126 or more (kMaxExponentWithoutLo). So this is as if the accumulator
+//               were off by at most 2^-24. That does not matter, because the rounding of x to fp16
+//               moves the accumulator more: the largest scaled x is 2^14 or more, so its rounding
+//               error can be 2^3. Times the smallest fp16 weight, 2^-24, this is an error of 2^-21.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
