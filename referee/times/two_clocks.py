@@ -117,8 +117,7 @@ class Overhead:
         if self.shows_false_clock(samples):
             return self._seconds_without_process(samples)
         if self._is_process_usually_longer(samples):
-            # In some requests the referee's clock may show more, because a reply was late. Then more
-            # is subtracted from it.
+            # In some requests a late reply makes the referee's time too long, so more is subtracted.
             return _longer_seconds(samples, self.estimate + self.spread)
         return _longer_seconds(samples, self.estimate)
 

@@ -137,8 +137,8 @@ struct ScaledMatrix {
   const float* source;  // the float32 matrix
   int64_t rows;
   int64_t row_stride;  // elements between the beginnings of two rows of `source`
-  // hi, in k-tiled format. Null for the weight of sm90/'s fp16x3 GEMM, which splits it in
-  // registers. (The GEMM with one product stores the weight's hi here.)
+  // Null for the weight of sm90/'s fp16x3 GEMM, which splits it in registers. (The GEMM with one
+  // product stores the weight's hi here.)
   __half* hi;
   __half* lo;  // null where hi is null, and where hi alone is made
 
