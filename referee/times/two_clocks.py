@@ -117,7 +117,7 @@ class Overhead:
         if self.shows_false_clock(samples):
             return self._seconds_without_process(samples)
         if self._is_process_usually_longer(samples):
-            # In some requests a late reply makes the referee's time too long, so more is subtracted.
+            # In some requests a late reply makes the referee's time longer: subtract more.
             return _longer_seconds(samples, self.estimate + self.spread)
         return _longer_seconds(samples, self.estimate)
 
