@@ -16,8 +16,7 @@
 //
 // A path *wins* if it is estimated to take less time than the path torch, which is torch's product,
 // followed by the fused pass in a forward. Each function `..._wins` makes this estimate by a few
-// limits, its constants. A formula is a fit to measured times, with no mechanism behind it, unless
-// its comment compares times.
+// limits, its constants. Most formulas are fits to measured times, and not models of a kernel.
 //
 //   their origin   The limits of the path sm80 follow from the arithmetic rates of an A100. All
 //                  others were fitted to the times of 3,887 products on an H200, with operands in
@@ -166,8 +165,8 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
 //   the call             kCallCost / (K - kUncountedK)
 //
 // With a short K an element takes little time, so the fixed time of a call equals the time of many
-// elements. Example: for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements. (kUncountedK
-// is curve fitting, not a mechanism.)
+// elements. Example: for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements. (No
+// mechanism explains kUncountedK; with it the formula fits the times better.)
 //
 // K must also be 64 or more, and the weight must have 2^17 elements or more.
 inline bool sm90_fp16x3_gradient_wins(const Product& product) {

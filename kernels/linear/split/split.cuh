@@ -3,7 +3,7 @@
 //
 // The arithmetic, for one element of a row (docs/SPLIT-PROOF.md proves the error bound):
 //
-//   scaled = element * 2^exponent           exact, unless scaled is subnormal or overflows float32
+//   scaled = element * 2^exponent           exact, but for float32's subnormals and overflows
 //   hi     = fp16(scaled)                   rounded to nearest
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
@@ -20,8 +20,8 @@
 // So without this factor, the lo of every scaled element below 2^-3 would be subnormal. With it, lo
 // is at most about as large as hi.
 //
-// docs/SPLIT.md, steps 1 and 2, has examples, which elements are exact, and the larger relative
-// error of very small elements.
+// docs/SPLIT.md, steps 1 and 2, has examples. It also says which elements are exact, and how large
+// the relative error of very small elements is.
 //
 // Who splits. split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the
 // weight. The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with

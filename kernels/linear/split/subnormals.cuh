@@ -1,4 +1,4 @@
-// Subnormal hi numbers, which make a row inaccurate in the GEMM with one product (float32 at
+// Subnormal hi numbers. Many of them make a row inaccurate in the GEMM with one product (float32 at
 // `high`), because it multiplies hi without lo. Such a row is multiplied in TF32 instead.
 //
 // fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on. A smaller hi is subnormal and

@@ -128,8 +128,8 @@ struct RowMajor {
   // The place of the lane's octet 0 or 1 of a piece.
   __host__ __device__ static constexpr OctetPlace place(int lane, int piece, int octet) {
     const int piece_in_k_tile = piece % ConverterConfig::kPiecesPerKTile;
-    const int scale = piece_in_k_tile * ConverterConfig::kOctetsPerPiece + octet;
-    return {/*row=*/4 * scale + lane / 8, /*k=*/lane % 8 * 8, scale};
+    const int lane_row = piece_in_k_tile * ConverterConfig::kOctetsPerPiece + octet;
+    return {/*row=*/4 * lane_row + lane / 8, /*k=*/lane % 8 * 8, lane_row};
   }
 
   // From where the lane loads the patch that begins at first_n and first_k.
@@ -194,7 +194,7 @@ struct Transposed {
   __host__ __device__ static constexpr OctetPlace place(int lane, int piece, int octet) {
     const int piece_in_k_tile = piece % ConverterConfig::kPiecesPerKTile;
     const int piece_k = piece_in_k_tile * ConverterConfig::kTransposedPieceDepth;
-    return {/*row=*/16 * octet + lane % 16, /*k=*/piece_k + lane / 16 * 8, /*scale=*/octet};
+    return {/*row=*/16 * octet + lane % 16, /*k=*/piece_k + lane / 16 * 8, /*lane_row=*/octet};
   }
 
   __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
