@@ -36,7 +36,8 @@
 namespace kernels {
 
 enum class Path {
-  // skinny.cu: float32 without tensor cores, for few rows of x. It is chosen for forwards alone.
+  // skinny.cu: float32 without tensor cores, for few rows of x and for small results. It is chosen
+  // for forwards alone.
   kSkinny,
   // linear_sm90.cu: two tensor-core kernels by wgmma, for compute capability 9.0. They are
   // gemm_fp16x3 for float32 at `highest`, and gemm_one_product for all other products.
@@ -73,8 +74,8 @@ struct Gpu {
 // One product to choose a path for.
 struct Product {
   DType dtype;
-  Precision precision;
-  bool is_forward;  // false for a gradient
+  Precision precision;  // kOfDtype for half types, so never kHighest
+  bool is_forward;      // false for a gradient
   int64_t m, n, k;  // x [m, k], weight [n, k], out [m, n]: a column of out for each row of weight
   // x is column-major: elements of a column are adjacent, and elements of a row are not. In
   // float32 it is copied first.
@@ -113,7 +114,8 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
 }
 
 // Returns whether the path skinny wins, also against the path sm90, for a float32 forward that is
-// not empty. With few rows, the tiles of the tensor-core kernels would consist mostly of padding.
+// not empty. If there are few rows, the tiles of the tensor-core kernels would consist mostly of
+// padding; if the result is small, there would be few tiles.
 //
 // Let t be the tiles of out divided by the GPU's multiprocessors.
 //
