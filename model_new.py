@@ -71,7 +71,8 @@ class ModelNew(reference.Model):
 
     The forward calls torch's own op in four cases: with `inplace`; under `torch.compile` or
     TorchScript; if other Python code intercepts the call; and for tensor subclasses other than
-    parameters and DTensors. In all other cases it calls our operator.
+    parameters and DTensors (replicated, sharded, or partial sums). In all other cases it calls our
+    operator.
 
     The operator calls the kernels if the tensor (of a DTensor: its local tensor) is float32,
     float64, float16 or bfloat16, is on a CPU or a CUDA GPU, has no gaps in memory, is not empty,
