@@ -182,7 +182,8 @@ class ProcessTree:
                            one; a timer or a tracer can still wake one
         ------------------ the clock stops
         rest.note_runs     it is noted how often each thread has run. A process that was woken
-                           before, and still runs or has started another one, is found
+                           before, and still runs or has started another one, is found by two
+                           searches
                            the referee compares results and writes the next inputs
         rest.was_broken    a thread that has run in between has another number than the one noted
 
@@ -265,17 +266,22 @@ class Rest:
     def note_runs(self) -> None:
         """Note how often each thread of a solution has run; `was_broken` compares.
 
-        It takes too long for `stop`, during which the clock runs. The search for woken processes
-        looks at each thread. A process that another one traces (see ptrace(2)) has stopped for
-        `stop`, but its tracer can have let one of its threads go on.
+        It takes too long for `stop`, during which the clock runs. All threads are looked at: a
+        process that another one traces (see ptrace(2)) has stopped for `stop`, but its tracer can
+        have let one of its threads go on.
+
+        A process that was woken after `stop`, but before its runs were counted, may have started
+        another one and stopped again. Two searches for such a new process are needed. The first one
+        may miss it: if its parent ends, a process above adopts it, whose children the search may
+        have read already. The new process is then a child of a process that `stop` has stopped. It
+        cannot move again, for that one would have to end, which `was_broken` would notice.
         """
         if not self._tree.is_solution:
             return
         self._counts = _schedule_counts(self._stopped)
-        pids = self._tree.find_pids()
-        is_new = not set(pids).issubset(self._stopped)
-        states = [state for pid in pids for state in _live_threads(pid).values()]
-        self._was_woken = is_new or not AT_REST.issuperset(states)
+        states = [state for pid in self._stopped for state in _live_threads(pid).values()]
+        found = {*self._tree.find_pids(), *self._tree.find_pids()}
+        self._was_woken = not (AT_REST.issuperset(states) and found.issubset(self._stopped))
 
     def was_broken(self) -> bool:
         """Return whether a thread of a solution has run, although it was stopped.

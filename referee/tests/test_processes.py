@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from referee import engine
-from referee.contestants import processes
+from referee.contestants import prctl, processes
 from referee.contestants.contestant import Contestant
 from referee.contestants.errors import RaisedError, UnstoppableError, WokenError
 from referee.contestants.pool import Pool
@@ -215,6 +215,53 @@ PTRACE_SEIZE = 0x4206
 PTRACE_CONT = 7
 WAIT_ALL = 0x40000000  # __WALL: waitpid(2) also waits for threads
 PR_SET_PTRACER = 0x59616D61
+
+
+def test_a_process_that_another_one_adopts_during_the_search_is_noticed(fork, monkeypatch):
+    """A woken process has started two more and has stopped again: each is the child of the former.
+
+    When the search has read the children of the first process, the third one ends. The last one
+    becomes a child of the first, and is found by no search that goes on below.
+    """
+    received, sent = os.pipe()
+
+    def start_two(*_: object) -> None:
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.write(sent, f"{os.getpid():10}".encode())
+            time.sleep(600)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def adopt() -> NoReturn:
+        prctl.set_subreaper(is_subreaper=True)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+        if os.fork() == 0:
+            signal.signal(signal.SIGCONT, start_two)
+            os.write(sent, b"!")
+        while True:
+            time.sleep(600)
+
+    first = fork(adopt)
+    os.read(received, 1)
+    [woken] = processes.children_of(first)
+    rest = processes.ProcessTree(first, is_solution=True).stop()
+    os.kill(woken, signal.SIGCONT)
+    last = int(os.read(received, 10))
+    assert until(lambda: processes.scheduler_state(woken) == "T")
+    [third] = processes.children_of(woken)
+    children_of = processes.children_of
+
+    def end_third_then_read(pid: int) -> list[int]:
+        if pid == woken:
+            with suppress(ProcessLookupError):
+                os.kill(third, signal.SIGKILL)
+            assert until(lambda: last in children_of(first))
+        return children_of(pid)
+
+    monkeypatch.setattr(processes, "children_of", end_third_then_read)
+    rest.note_runs()
+    assert rest.was_broken()
 
 
 def test_a_thread_that_a_tracer_lets_go_on_is_noticed(fork, monkeypatch):
