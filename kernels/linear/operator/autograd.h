@@ -3,8 +3,7 @@
 // torch.compile and torch.export see one operator for the forward and one for all gradients.
 //
 // An operator calls other operators in the namespace in which it was called itself, kOwn or
-// kStable (torch_support/operators.h). So most functions get a Namespace, as an argument or as a
-// template argument.
+// kStable (torch_support/operators.h). This namespace is a template argument of most functions.
 
 #pragma once
 
@@ -60,17 +59,20 @@ inline NeededGradients needed_gradients_of(int64_t output_mask) {
   return needed;
 }
 
-inline Tensor call_linear(Namespace name_space, const LinearInputs& inputs) {
+template <Namespace name_space>
+Tensor call_linear(const LinearInputs& inputs) {
   return call_operator<LinearFunction>(name_space, "linear_relu_divide", inputs.x, inputs.weight,
                                        inputs.bias, inputs.divisor);
 }
 
-inline TwoTensors call_linear_with_mask(Namespace name_space, const LinearInputs& inputs) {
+template <Namespace name_space>
+TwoTensors call_linear_with_mask(const LinearInputs& inputs) {
   return call_operator<LinearWithMaskFunction>(name_space, "linear_relu_divide_with_mask", inputs.x,
                                                inputs.weight, inputs.bias, inputs.divisor);
 }
 
-inline ThreeTensors call_gradients(Namespace name_space, const BackwardInputs& inputs) {
+template <Namespace name_space>
+ThreeTensors call_gradients(const BackwardInputs& inputs) {
   return call_operator<GradientsFunction>(name_space, "linear_relu_divide_gradients",
                                           inputs.grad_output, inputs.mask, inputs.x, inputs.weight,
                                           output_mask_of(inputs.needed), inputs.divisor);
@@ -80,8 +82,8 @@ inline ThreeTensors call_gradients(Namespace name_space, const BackwardInputs& i
 
 // Autograd's record of a forward. It keeps the mask, x if weight's gradient is needed, and weight
 // if x's gradient is needed.
+template <Namespace name_space>
 struct LinearReluDivideBackward : Node {
-  Namespace name_space;  // the namespace of the forward's operator
   SavedVariable x, weight, mask;
   double divisor;
   Transposes transposes;
@@ -122,7 +124,7 @@ struct LinearReluDivideBackward : Node {
     const c10::DispatchKeySet keys = keys_of(inputs);
     if (is_plain(keys) && !has_tangent(inputs.grad_output)) return compute_gradients(inputs);
     if (is_batched(keys)) return gradients_by_torch(inputs, unpack_mask(inputs));
-    const auto [grad_x, grad_weight, grad_bias] = call_gradients(name_space, inputs);
+    const auto [grad_x, grad_weight, grad_bias] = call_gradients<name_space>(inputs);
     return {grad_x, grad_weight, grad_bias};
   }
 
@@ -160,12 +162,12 @@ inline Transposes transposes_of_eager(const LinearInputs& inputs) {
 }
 
 // Records the backward of out = linear_relu_divide(inputs).
-inline void record_backward(Namespace name_space, const LinearInputs& inputs, const Tensor& out,
-                            const Tensor& mask, Transposes transposes) {
-  auto node = make_node<LinearReluDivideBackward>(inputs.x, inputs.weight, inputs.bias);
+template <Namespace name_space>
+void record_backward(const LinearInputs& inputs, const Tensor& out, const Tensor& mask,
+                     Transposes transposes) {
+  auto node = make_node<LinearReluDivideBackward<name_space>>(inputs.x, inputs.weight, inputs.bias);
   if (needs_gradient(inputs.weight)) node->x = SavedVariable(inputs.x, /*is_output=*/false);
   if (needs_gradient(inputs.x)) node->weight = SavedVariable(inputs.weight, /*is_output=*/false);
-  node->name_space = name_space;
   node->mask = SavedVariable(mask, /*is_output=*/false);
   node->divisor = inputs.divisor;
   node->transposes = transposes;
@@ -175,18 +177,19 @@ inline void record_backward(Namespace name_space, const LinearInputs& inputs, co
 // linear_relu_divide inside a trace of torch.compile or make_fx. This function calls operators,
 // which the trace records, and it records the backward if a gradient is needed. It sets no
 // Transposes, because transposes_of_eager reads addresses, and tensors of a trace have none.
-inline Tensor linear_autograd_in_trace(Namespace name_space, const LinearInputs& inputs) {
+template <Namespace name_space>
+Tensor linear_autograd_in_trace(const LinearInputs& inputs) {
   if (!any_operand(inputs, needs_gradient)) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_linear(name_space, inputs);
+    return call_linear<name_space>(inputs);
   }
   TwoTensors out_and_mask;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    out_and_mask = call_linear_with_mask(name_space, inputs);
+    out_and_mask = call_linear_with_mask<name_space>(inputs);
   }
   const auto& [out, mask] = out_and_mask;
-  record_backward(name_space, inputs, out, mask, Transposes{});
+  record_backward<name_space>(inputs, out, mask, Transposes{});
   return out;
 }
 
@@ -196,7 +199,7 @@ template <Namespace name_space>
 Tensor linear_autograd(const LinearInputs& inputs) {
   const GateAnswer answer = ask_gate(inputs);
   if (answer == GateAnswer::kReference) return linear_by_torch(inputs);
-  if (answer == GateAnswer::kTracing) return linear_autograd_in_trace(name_space, inputs);
+  if (answer == GateAnswer::kTracing) return linear_autograd_in_trace<name_space>(inputs);
 
   if (inputs.x.dim() > 2 && !inputs.x.is_contiguous()) {
     // The backward saves the matrix that as_matrix returns, as eager's does. If that is a copy, x
@@ -210,7 +213,7 @@ Tensor linear_autograd(const LinearInputs& inputs) {
 
   if (!any_operand(inputs, needs_gradient)) return compute_linear(inputs, /*mask=*/Tensor());
   const auto [out, mask] = linear_with_mask_without_autograd(inputs);
-  record_backward(name_space, inputs, out, mask, transposes_of_eager(inputs));
+  record_backward<name_space>(inputs, out, mask, transposes_of_eager(inputs));
   return out;
 }
 
@@ -226,7 +229,7 @@ ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
                                           (inputs.weight && is_differentiated(*inputs.weight));
   if (results_are_differentiated) return linear_gradients_by_torch(inputs);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return call_gradients(name_space, inputs);
+  return call_gradients<name_space>(inputs);
 }
 
 // --------------------------------------------------------------------------- autocast and tracing
@@ -243,7 +246,7 @@ Tensor linear_autocast(const LinearInputs& inputs) {
   const Tensor weight = cast(inputs.weight);
   std::optional<Tensor> bias;
   if (inputs.bias) bias = cast(*inputs.bias);
-  return call_linear(name_space, {x, weight, bias, inputs.divisor});
+  return call_linear<name_space>({x, weight, bias, inputs.divisor});
 }
 
 // linear_relu_divide of the own namespace under torch.jit.trace. The trace gets the stable name,
@@ -262,7 +265,7 @@ inline Tensor linear_tracer(const LinearInputs& inputs) {
   state->insertNode(node);
 
   const std::function<void()> resume_tracing = tracer::pauseTracing();
-  const Tensor out = call_linear(Namespace::kOwn, inputs);
+  const Tensor out = call_linear<Namespace::kOwn>(inputs);
   resume_tracing();
   tracer::addOutput(node, out);
   return out;

@@ -157,20 +157,20 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   return (is_medium || is_small) && multiplications <= kMostMultiplications;
 }
 
-// Returns whether the path sm90 wins by fp16x3, for a gradient at `highest`.
+// Returns whether the path sm90 wins by fp16x3, for a gradient at `highest`: if K >= 64,
+// N K >= 2^17 and
 //
-// The result, M * N elements, has to be as large as three costs together. They are counted in
-// elements of the result:
+//   M N >= 150 M + 100 N + 2^29 / (K - 40)
 //
-//   the rows of x        kRowCost * M
-//   the columns of out   kColumnCost * N
-//   the call             kCallCost / (K - kUncountedK)
+// This inequality is fitted to measured times, and not derived. It leaves results with few columns
+// or few rows to torch, and small results with a short K. Products just beside the limit:
 //
-// With a short K an element takes little time, so the fixed time of a call equals the time of many
-// elements. Example: for K = 1024 it costs 2^29 / (1024 - 40), about 546,000 elements. (No
-// mechanism explains kUncountedK; with it the formula fits the times better.)
+//      M      N      K         M N       150 M     100 N   2^29 / (K - 40)   path
 //
-// K must also be 64 or more, and the weight must have 2^17 elements or more.
+//   8192    192   4096   1,572,864   1,228,800    19,200           132,365   sm90
+//   8192    160   4096   1,310,720   1,228,800    16,000           132,365   torch
+//   1536   2048    256   3,145,728     230,400   204,800         2,485,513   sm90
+//   1280   2048    256   2,621,440     192,000   204,800         2,485,513   torch
 inline bool sm90_fp16x3_gradient_wins(const Product& product) {
   constexpr int kLeastKOfFp16x3Gradient = 64;
   constexpr int kLeastWeight = 1 << 17;  // elements of the weight, N * K
@@ -184,20 +184,24 @@ inline bool sm90_fp16x3_gradient_wins(const Product& product) {
   const double n = product.n;
   const double k = product.k;
   if (k < kLeastKOfFp16x3Gradient || n * k < kLeastWeight) return false;
-  const double cost_of_rows = kRowCost * m;
-  const double cost_of_columns = kColumnCost * n;
-  const double cost_of_call = kCallCost / (k - kUncountedK);
-  return m * n >= cost_of_rows + cost_of_columns + cost_of_call;
+  return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kUncountedK);
 }
 
-// Returns whether the path sm90 wins by fp16x3, for a forward at `highest`. Its work has to be
-// large:
+// Returns whether the path sm90 wins by fp16x3, for a forward at `highest`: if M > 16, N > 64 and
 //
-//   weight with vector rows    (M (N - 112) + 2^17) K >= 3 * 2^26
-//   any other weight            M (N - 112) K         >= 2^29        the copy has to pay, too
+//   (M (N - 112) + 2^17) K >= 3 * 2^26 = 201.3 million    weight with vector rows
+//    M (N - 112)         K >= 2^29     = 536.9 million    any other weight, which is copied first
 //
-// The left sides would be M N K without the terms 112 and 2^17, which are curve fitting: with them,
-// one limit fits the times of narrow results, and of small ones with a long K.
+// These inequalities are fitted to measured times, and not derived. The left sides are near M N K;
+// 112 makes them fit narrow results, and 2^17 small results with a long K. Products just beside the
+// limits:
+//
+//      M      N     K   weight        left side, in millions   path
+//
+//    512   1024   352   vector rows   210.5                    sm90
+//    512   1024   320   vector rows   191.4                    torch
+//   1024   1024   606   other         565.9                    sm90
+//   1024   1024   574   other         536.1                    torch
 inline bool sm90_fp16x3_forward_wins(const Product& product) {
   constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster
   constexpr int kTooFewColumns = 64;  // torch is faster, as most of a tile is padding

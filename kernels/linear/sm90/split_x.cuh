@@ -7,10 +7,10 @@
 //
 // Why x and the weight are treated differently. All tiles along N multiply the same rows of x, so x
 // is split once, in advance. The weight is often much larger than x, and a kernel that splits it
-// would move it through memory twice more. So only the GEMM reads the whole weight. It needs the
-// exponents when it starts, so they come from a sample of 128 elements of each row. The sample may
-// miss an element that then overflows fp16: see "Rows that the split does not represent" in
-// split/split.cuh.
+// would move it through memory twice more. So the weight is left to the GEMM. The GEMM needs the
+// exponents when it starts, so they come from a sample of 128 elements of each row. (A row whose
+// sample is all zeros is read whole.) The sample may miss an element that then overflows fp16: see
+// "Rows that the split does not represent" in split/split.cuh.
 //
 // Why one launch does both. The two jobs do not depend on each other, and the GEMM needs both. The
 // sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,

@@ -65,7 +65,7 @@ constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);  // 64 fp16 nu
 //
 //   for                     the GEMM with one product      the fp16x3 GEMMs
 //   depth of a k-tile       64 of K                        32 of K
-//   exponent of a row       at most kMaxExponentWithoutLo  any
+//   largest exponent        kMaxExponentWithoutLo          163; for the weight of sm90/, 127
 //   a row of x that the     has the exponent kNeedsTf32    has the RowState kNonfinite
 //   split does not
 //   represent
@@ -81,37 +81,33 @@ inline __host__ __device__ int64_t padded(int64_t k) {
   return (k + kKTileRowNumbers - 1) / kKTileRowNumbers * kKTileRowNumbers;
 }
 
-// The state of a row of x or of the weight in the fp16x3 GEMMs. It tells which kernel computes the
-// row's final results:
+// The state of a row of x or of the weight in the fp16x3 GEMMs. The final state tells which kernel
+// computes the row's results:
 //
-//   kExact        hi and lo represent the row     the GEMM (in sm90/ its first launch)
-//   kOverflowed   an element overflowed fp16      the second launch of the GEMM of sm90/
-//   kNonfinite    the row has infinity or NaN     nonfinite_kernel (nonfinite.cuh)
+//   kExact        the GEMM (in sm90/ its first launch)
+//   kOverflowed   the second launch of the GEMM of sm90/
+//   kNonfinite    nonfinite_kernel (nonfinite.cuh)
 //
-// split_row reads the whole row, so it sets the final state at once: kExact or kNonfinite. It
-// splits a kNonfinite row as zeros.
+// Rows of x, and of the weight of sm80/: split_row reads the whole row, so it sets the final state
+// at once. A row with infinity or NaN is kNonfinite, and is split as zeros. All others are kExact.
 //
-// A row of the weight in sm90/ begins as kExact, with an exponent from a sample of the row
-// (sm90/sample_weight.cuh). Its state changes when a launch of the GEMM finds that hi and lo do not
-// represent it:
+// Rows of the weight of sm90/: three launches set the state in turn. Example: three rows, each with
+// 1 as the largest element of its sample. So their exponent is 9, and elements from about 128 on
+// overflow fp16.
 //
-//            first launch: the row's            second launch: the row
-//            sums are infinite or NaN           has infinity or NaN
-//   kExact ----------------------------> kOverflowed --------------------> kNonfinite
-//                                         |       ^
-//                                         +-------+
-//                                         second launch: the row is finite, and gets an exponent
-//                                         from its largest element
+//   the row's largest element    100       200                      NaN
 //
-// So kOverflowed is also the final state of a row that the second launch has rescaled.
+//   split_x_kernel               kExact    kExact                   kExact
+//   first launch of the GEMM     kExact    kOverflowed              kOverflowed
+//   second launch                kExact    kOverflowed, with the    kNonfinite
+//                                          exponent 7 for 200
 //
-//   first launch    If hi of an element is infinite or NaN, all sums of the row are, too. Nothing
-//                   else makes a sum infinite: rows of x are finite or zeros, and no sum of finite
-//                   fp16 products overflows float32.
-//   second launch   It ends at once if no row is kOverflowed, which is usual. Otherwise it computes
-//                   all tiles again that have a row of the weight in either state, kOverflowed or
-//                   kNonfinite. Both states count, so that all warps decide alike about a tile,
-//                   whether they read the state before or after it changes.
+// The first launch marks a row if a sum of it is infinite or NaN. This happens exactly if hi of an
+// element is infinite or NaN: rows of x are finite or zeros, and no sum of finite fp16 products
+// overflows float32.
+//
+// The second launch ends at once if no row is kOverflowed, which is usual. Otherwise it gives these
+// rows their final state, and computes all tiles again that have a row that is not kExact.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format

@@ -10,24 +10,26 @@
 //   * 2^-11   accumulators *= 2^-11, which gives the lo products their true size
 //   promote   sums += accumulators; the next product overwrites the accumulators
 //
-// A line of the table is a step of a consumer warpgroup, for a promotion interval of 128. Before
-// the step, the warpgroup waits for products, and frees the stages of k-tiles whose products have
-// ended. The products "in flight" run during the step. After it, the next products are started.
+// The table has the steps of a consumer warpgroup, for a promotion interval of 128. Before a step,
+// the warpgroup waits for products, and frees the stages of k-tiles whose products have ended. The
+// products "in flight" run during the step. After it, the next products are started. A, B and C are
+// the lines of the picture in docs/SPLIT.md, step 4, for P = 128: the products of a line are summed
+// between two promotions. The text there explains the order.
 //
-//   function              step       waits for      frees stages   in flight   then starts
+//   function              step        waits for      frees   in flight   then starts   of line
 //
-//   start_first_k_group   c 0        -              -              -           hi 0
-//                         c 1        -              -              hi 0        hi 1
+//   start_first_k_group   c 0         -              -       -           hi 0          A
+//                         c 1         -              -       hi 0        hi 1          A
 //
-//   finish_k_group        promote    hi 0, hi 1     -              -           lo 0, lo 1
-//                         c 2        lo 0           -              lo 1        lo 2
-//                         c 3        lo 1           0, 1           lo 2        lo 3
-//                         * 2^-11    lo 2, lo 3     -              -           hi 2, hi 3
+//   finish_k_group        promote A   hi 0, hi 1     -       -           lo 0, lo 1    B
+//                         c 2         lo 0           -       lo 1        lo 2          B
+//                         c 3         lo 1           0, 1    lo 2        lo 3          B
+//                         * 2^-11     lo 2, lo 3     -       -           hi 2, hi 3    B
 //
-//   start_next_k_group    c 0'       hi 2           -              hi 3        hi 0'
-//                         c 1'       hi 3           2, 3           hi 0'       hi 1'
+//   start_next_k_group    c 0'        hi 2           -       hi 3        hi 0'         B
+//                         c 1'        hi 3           2, 3    hi 0'       hi 1'         B
 //
-//   finish_k_group        promote    hi 0', hi 1'   -              -           lo 0', lo 1'
+//   finish_k_group        promote B   hi 0', hi 1'   -       -           lo 0', lo 1'  C
 //                         ...
 //
 // The registers have room for two converted k-tiles. So c 2 overwrites k-tile 0, and first waits
@@ -38,8 +40,6 @@
 //   constant              true for intervals   promotes before
 //   kPromotesEachPair     64 and 32            hi 0'
 //   kPromotesEachKTile    32                   hi 1, hi 3 and hi 1'
-//
-// docs/SPLIT.md, step 4, shows the products between two promotions, and explains this order.
 //
 // With every interval, lo products are added up over a whole k-group: they are so small that their
 // truncation hardly matters.

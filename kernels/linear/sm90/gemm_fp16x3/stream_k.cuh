@@ -110,11 +110,9 @@ struct StreamKConfig {
   // Adding the partial sums that one cluster has stored takes this many row times for each row.
   static constexpr int kAddingPerRow = 2;
 
-  // Limits of cutting, because storing and adding partial sums costs time. Tiles are cut only if
-  // that saves kMinSaving k-groups or more. A range is empty or has at least kMinRange k-groups. A
-  // part of a cut tile has at least kMinPart k-groups.
+  // Limits of cutting, in k-groups, because storing and adding partial sums costs time. Tiles are
+  // cut only if that saves kMinSaving or more. Each part of a cut tile has kMinPart or more.
   static constexpr int kMinSaving = 3;
-  static constexpr int kMinRange = 2;
   static constexpr int kMinPart = 2;
 
   // The time of one k-group of a tile, in row times.
@@ -129,11 +127,11 @@ struct StreamKConfig {
   //   + k_groups / L * kAddingPerRow * rows    then one of them adds all partial sums
   //
   // A sum of one term proportional to L and one to 1 / L is least where the two are equal. This
-  // function returns that L, rounded down, but at least kMinRange.
+  // function returns that L, rounded down, but at least kMinPart.
   static int min_range(int k_groups, int64_t rows) {
     const double adding_in_k_groups =
         static_cast<double>(kAddingPerRow * rows) / static_cast<double>(k_group_time(rows));
-    return std::max(static_cast<int>(std::sqrt(k_groups * adding_in_k_groups)), kMinRange);
+    return std::max(static_cast<int>(std::sqrt(k_groups * adding_in_k_groups)), kMinPart);
   }
 };
 
@@ -236,13 +234,18 @@ struct Schedule {
   }
 
  private:
-  // Loads of clusters. The load of a work tile is its rows of x times its k-groups. (This leaves
-  // out kKGroupOverhead. It matters little, as tiles of one product have nearly the same rows.)
+  // ----- host: where the last wave's line is cut
+  //
+  // Two units occur below. Loads and quotas are in row times (StreamKConfig): the load of a work
+  // tile is its rows of x times its k-groups. (This leaves out kKGroupOverhead, which matters
+  // little, as tiles of one product have nearly the same rows.) Places in the line, cuts and ranges
+  // are in k-groups. Only find_cut converts loads to k-groups.
+
   struct Loads {
-    // The load of each cluster, without the last wave.
-    int64_t whole_wave_loads[StreamKConfig::kMaxClusters] = {};
+    // The load of each cluster in the whole waves.
+    int64_t in_whole_waves[StreamKConfig::kMaxClusters] = {};
     // The load of the busiest cluster if the tiles of the last wave are not cut.
-    int64_t busiest_load = 0;
+    int64_t busiest_uncut = 0;
     // The sum of all loads, with the last wave.
     int64_t total = 0;
   };
@@ -251,10 +254,10 @@ struct Schedule {
   Loads count_loads(int tiles, int clusters, const RowCount& row_count) const {
     Loads loads;
     for (int tile = 0; tile < tiles; ++tile) {
-      int64_t& cluster_load = loads.whole_wave_loads[tile % clusters];
+      int64_t& cluster_load = loads.in_whole_waves[tile % clusters];
       const int64_t load = int64_t{row_count(tile)} * k_groups;
       loads.total += load;
-      loads.busiest_load = std::max(loads.busiest_load, cluster_load + load);
+      loads.busiest_uncut = std::max(loads.busiest_uncut, cluster_load + load);
       const bool is_in_last_wave = tile >= whole_waves * clusters;
       if (!is_in_last_wave) cluster_load += load;
     }
@@ -262,12 +265,12 @@ struct Schedule {
   }
 
   // Returns whether the tiles of the last wave should be cut. If all clusters have the same load,
-  // each has total / clusters, and the busiest cluster saves busiest - total / clusters. This must
-  // be at least the load of kMinSaving k-groups of the tile with the most rows. (Both are
+  // each has total / clusters, and the busiest cluster saves busiest_uncut - total / clusters. This
+  // must be at least the load of kMinSaving k-groups of the tile with the most rows. (Both are
   // multiplied by `clusters` here, so that they are whole numbers.)
   bool cutting_pays(const Loads& loads, int clusters, int64_t max_rows) const {
-    const int64_t saving_times_clusters = loads.busiest_load * clusters - loads.total;
-    return saving_times_clusters >= StreamKConfig::kMinSaving * max_rows * clusters;
+    const int64_t saved_load_times_clusters = loads.busiest_uncut * clusters - loads.total;
+    return saved_load_times_clusters >= StreamKConfig::kMinSaving * max_rows * clusters;
   }
 
   // The ranges if tiles are not cut: one tile of the last wave for each cluster, as long as there
@@ -279,18 +282,18 @@ struct Schedule {
     }
   }
 
-  // The ranges if tiles are cut, such that all clusters have about the same load. Each cluster has
-  // a quota of the last wave's load: a fair load, less what it has in whole waves. Its range ends
-  // at the k-group that is nearest to the end of its quota.
+  // The ranges if tiles are cut, such that all clusters have about the same load. A cluster's quota
+  // is its share of the last wave's load: a fair load, less what the cluster has in whole waves,
+  // but at least the load of min_range k-groups. The quotas are put end to end along the line, and
+  // find_cut moves the ends to places where tiles may be cut.
   //
-  // In the example above, with tiles of 176 rows, the total load is 5 tiles * 9 k-groups * 176. A
-  // third of that, 15 * 176, is fair. A cluster's tile of the whole wave is 9 * 176, so its quota
-  // is 6 * 176. The quotas end at 6 * 176, 12 * 176 and 18 * 176, and the ranges after 6, 12 and 18
-  // k-groups.
+  // In the example above, with tiles of 176 rows, the total load is 5 * 9 * 176 = 7920 and a fair
+  // load 7920 / 3 = 2640. Each cluster has 9 * 176 = 1584 in the whole wave, so its quota is 1056.
+  // The quotas end at 1056, 2112 and 3168, and the ranges after 6, 12 and 18 k-groups.
   //
   // Invariant: a range that begins inside a tile is not empty, so no cluster waits for partial sums
-  // that nobody stores. It holds because every quota is at least kMinRange k-groups of the tile
-  // with the most rows. So two cuts inside one tile are at least kMinRange k-groups apart.
+  // that nobody stores. It holds because every quota is at least the load of kMinPart k-groups of
+  // the tile with the most rows. So two cuts inside one tile are at least kMinPart k-groups apart.
   // (tests/linear/test_linear_schedule.py tests the invariant.)
   template <typename RowCount>
   void assign_ranges(const Loads& loads, int tiles, int clusters, int64_t max_rows,
@@ -298,13 +301,13 @@ struct Schedule {
     const Line line = make_line(tiles, clusters, row_count);
     const int64_t fair_load = loads.total / clusters;
     const int64_t min_quota = StreamKConfig::min_range(k_groups, max_rows) * max_rows;
-    int64_t quota_end = 0;  // the sum of the quotas up to the cluster's
+    int64_t load_of_quotas = 0;  // of this cluster and of those before it
     range_begins[0] = 0;
     for (int cluster = 0; cluster < clusters; ++cluster) {
-      quota_end += std::max(fair_load - loads.whole_wave_loads[cluster], min_quota);
-      range_begins[cluster + 1] = find_cut(line, quota_end);
+      load_of_quotas += std::max(fair_load - loads.in_whole_waves[cluster], min_quota);
+      range_begins[cluster + 1] = find_cut(line, load_of_quotas);
     }
-    // The last range ends with the line, even if its quota, which is rounded, ends before.
+    // The last range ends with the line, even if the sum of the quotas, which are rounded, is less.
     range_begins[clusters] = line.tiles * k_groups;
   }
 
@@ -328,27 +331,29 @@ struct Schedule {
     return line;
   }
 
-  // Returns after how many k-groups the line is cut if a quota ends at this load. In the
-  // example, load_before is 0, 9 * 176, 18 * 176. The quota that ends at 12 * 176 ends in the
-  // second tile, 3 * 176 after its beginning. The cut is after 9 + 3 k-groups.
-  int find_cut(const Line& line, int64_t quota_end) const {
+  // Returns after how many k-groups the line is cut if quotas end at this load. The cut is at the
+  // nearest k-group, or at an end of the tile if that end is fewer than kMinPart k-groups away.
+  // With the tiles 3 and 4 of the example, each with a load of 9 * 176 = 1584:
+  //
+  //   quotas end at       in the tile   after k-groups   the tile is cut after   the line after
+  //
+  //   2112 = 12.0 * 176   4             3.0              3                       12
+  //   2200 = 12.5 * 176   4             3.5              4, rounded              13
+  //   1760 = 10.0 * 176   4             1.0              0, as 1 < kMinPart      9, uncut
+  //   1408 =  8.0 * 176   3             8.0              9, as 1 < kMinPart      9, uncut
+  int find_cut(const Line& line, int64_t load_of_quotas) const {
     const int64_t* const next_tile =
-        std::upper_bound(line.load_before, line.load_before + line.tiles + 1, quota_end);
+        std::upper_bound(line.load_before, line.load_before + line.tiles + 1, load_of_quotas);
     const int tile = static_cast<int>(next_tile - line.load_before) - 1;
     const bool is_past_line = tile == line.tiles;
     if (is_past_line) return line.tiles * k_groups;
-    const int64_t load_in_tile = quota_end - line.load_before[tile];
-    return tile * k_groups + find_cut_in_tile(load_in_tile, line.rows[tile]);
-  }
-
-  // Returns after how many k-groups a tile is cut if a quota ends at this load, counted from the
-  // tile's beginning. The cut is at the nearest k-group, or at the tile's beginning or end if that
-  // is fewer than kMinPart k-groups away.
-  int find_cut_in_tile(int64_t load, int64_t rows) const {
-    const int64_t nearest = (load + rows / 2) / rows;
-    if (nearest > k_groups - StreamKConfig::kMinPart) return k_groups;
-    if (nearest < StreamKConfig::kMinPart) return 0;
-    return static_cast<int>(nearest);
+    const int64_t load_in_tile = load_of_quotas - line.load_before[tile];
+    const int64_t rows = line.rows[tile];
+    const int64_t nearest_k_group = (load_in_tile + rows / 2) / rows;
+    int cut_in_tile = static_cast<int>(nearest_k_group);
+    if (nearest_k_group < StreamKConfig::kMinPart) cut_in_tile = 0;
+    if (nearest_k_group > k_groups - StreamKConfig::kMinPart) cut_in_tile = k_groups;
+    return tile * k_groups + cut_in_tile;
   }
 };
 

@@ -123,9 +123,8 @@ template <typename T>
 using HalfMode = ModeOf<ModeKind::kHalf, T, T>;
 
 // Computes gradients, in the types and layouts of HalfMode: out [N, M] = weight x^T, without
-// bias, ReLU or division. The consumers store a tile's results by TMA while they multiply the next
-// tile. (launch.cuh exchanges the operands of the call, so that this transposed product is the one
-// that the caller asked for.)
+// bias, ReLU or division (launch.cuh, "The operands of GradientMode"). The consumers store a tile's
+// results by TMA while they multiply the next tile.
 template <typename T>
 using GradientMode = ModeOf<ModeKind::kGradient, T, T>;
 
@@ -149,8 +148,8 @@ struct WeightConversion {
   unsigned* row_subnormals;     // [N]
   int k_tiles;                  // how many K has
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
-  // a time. Both numbers are for the first band of TileOrder, in which each tile of the weight is
-  // used for the first time.
+  // a time: a turn (PatchOrder). Both numbers are for the first band of TileOrder, in which each
+  // tile of the weight is used for the first time.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
@@ -192,19 +191,20 @@ struct OneProductArguments {
     return Mode::kIsRedo ? static_cast<int>(*redo.count) : tile_order.count();
   }
 
-  // The tile with this index. ConvertMode uses TileOrder (tile_order.cuh), in which neighbouring
-  // clusters share a tile of the weight; the converters use the same order. Half types use the
-  // order of the transposed problem, in which neighbouring clusters share a tile of x, which takes
-  // slightly less time.
+  // The tile with this index. In ConvertMode, neighbouring clusters share a tile of the weight
+  // (tile_order.cuh), and the converters use the same order. In half types they share a tile of x,
+  // which takes slightly less time: TileOrder numbers the tiles along N, in bands of eight tiles of
+  // the weight.
   __device__ TilePosition tile_at(int index) const {
     if constexpr (Mode::kIsRedo) {
       return tile_order.find(redo.tiles[index]);
     } else if constexpr (Mode::kConvertsWeight) {
       return tile_order.find(index);
     } else {
-      const TileOrder transposed_order{tile_order.weight_tiles, tile_order.x_tiles};
-      const TilePosition transposed = transposed_order.find(index);
-      return {transposed.weight_tile, transposed.x_tile};
+      const TileOrder tile_order_along_n{/*x_tiles=*/tile_order.weight_tiles,
+                                         /*weight_tiles=*/tile_order.x_tiles};
+      const TilePosition exchanged = tile_order_along_n.find(index);
+      return {/*x_tile=*/exchanged.weight_tile, /*weight_tile=*/exchanged.x_tile};
     }
   }
 };

@@ -1,6 +1,10 @@
-// The pieces of a patch, and which of their elements a lane of a converter warp loads and converts.
-// converter.cuh has a table of the parts of the weight. There is one struct for each layout of the
-// weight in memory, RowMajor and Transposed.
+// The pieces of a patch (32 rows x 4 k-tiles of the weight, converter.cuh), and which of their
+// elements a lane of a converter warp loads and converts. There is one struct for each layout of
+// the weight in memory: RowMajor and Transposed.
+//
+//   piece   a sixteenth of a patch, which the warp loads to shared memory at a time:
+//           8 rows x 64 of K if the weight is row-major, 32 rows x 16 of K if it is transposed
+//   octet   1 row x 8 of K, which a lane converts at a time; each lane has two octets of a piece
 
 #pragma once
 
@@ -65,7 +69,8 @@ struct ConverterConfig {
 struct Patch {
   int64_t first_n;
   int first_k_tile;
-  int first_use;  // a cluster multiplies at least this many k-tiles before it needs the patch
+  // A cluster multiplies at least this many k-tiles before it needs the patch (PatchOrder).
+  int first_k_tile_of_use;
 };
 
 // The shared memory of a converter warp: a ring of buffers for one piece each. A buffer has a
@@ -162,9 +167,9 @@ struct RowMajor {
     *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
-  // Returns the count units (converter_subnormals.cuh) that the piece has elements of: a bit for
-  // each. `first_of_k_tile` is the first piece in the piece's k-tile, for example 8 for p9. (The
-  // caller's loop has this number already.)
+  // Returns the count units (converter_subnormals.cuh has a picture) that the piece has elements
+  // of: a bit for each. `first_of_k_tile` is the first piece in the piece's k-tile, for example 8
+  // for p9. (The caller's loop has this number already.)
   __host__ __device__ static constexpr uint32_t count_units_of(int piece, int /*first_of_k_tile*/) {
     return 1u << piece;
   }
@@ -233,7 +238,6 @@ struct Transposed {
     for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * ConverterConfig::kPatchRows];
   }
 
-  // A transposed piece has elements of all 32 rows, so it is in all four count units of the k-tile.
   __host__ __device__ static constexpr uint32_t count_units_of(int /*piece*/, int first_of_k_tile) {
     constexpr uint32_t kWholeKTile = (1u << ConverterConfig::kPiecesPerKTile) - 1;
     return kWholeKTile << first_of_k_tile;

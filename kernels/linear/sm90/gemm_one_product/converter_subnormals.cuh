@@ -2,12 +2,8 @@
 // split/subnormals.cuh). The converter warps do so for each patch (converter_patch.cuh).
 //
 // The rule: a row needs TF32 if, on average over its k-tiles, more than 1 in 32 nonzeros is
-// subnormal. A k-tile is 64 elements, and a k-tile of zeros counts as one without subnormals. An
-// element that fp16 rounds to zero counts as a zero. (The average is taken over k-tiles because a
-// warp knows the nonzeros of a k-tile, but not those of the whole row.)
-//
-// The rule in integers: each k-tile adds subnormals * 64 / nonzeros to the row's count, rounded
-// down. The row needs TF32 if count * 32 > K. Example: K = 128, so the row has two k-tiles.
+// subnormal. In integers: each k-tile adds subnormals * 64 / nonzeros, rounded down, to the row's
+// count, and the row needs TF32 if count * 32 > K. Example: K = 128, so the row has two k-tiles.
 //
 //   k-tile   zeros   normals   subnormals   adds to the count
 //   0           32        28            4   4 * 64 / 32 = 8
@@ -15,23 +11,33 @@
 //
 //   The count is 8. The row needs TF32, because 8 * 32 = 256 is more than 128.
 //
+// A k-tile of zeros adds nothing. An element that fp16 rounds to zero counts as a zero. The average
+// is taken over k-tiles because a warp knows the nonzeros of a k-tile, but not those of the row.
 // (If K is no multiple of 64, the rule is slightly stricter: zeros fill the last k-tile up, so it
 // counts as 64 elements, but K does not include these zeros.)
 //
 // The steps of a warp:
 //
 //   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
-//   count_found_units    counts them in a second pass, in the count units of these pieces. Counting
-//                        in every piece would slow the conversion down.
+//   count_found_units    counts them in a second pass, in the count units (below) of these pieces.
+//                        Counting everywhere would slow the conversion down.
 //                        (convert_edge_patch has no second pass: it counts octets as soon as the
 //                        probe has found subnormals.)
 //   mark_row_for_tf32    puts an infinity into a row whose count is too large. The row's tiles are
 //                        then computed again (kernel.cuh).
 //
-// A count unit is the part of a patch whose subnormals are counted together: 8 rows x 64 of K, for
-// both layouts of the weight. A patch has 16. Their numbers are those of the pieces of a row-major
-// weight (converter_layouts.cuh), so p9 of such a weight is unit 9. p9 of a transposed weight has
-// elements of units 8 to 11.
+// The second pass counts 8 rows x 64 of K together: a count unit. The 16 units of a patch:
+//
+//                  k-tile 0   k-tile 1   k-tile 2   k-tile 3
+//   rows  0 -  7       0          4          8         12
+//   rows  8 - 15       1          5          9         13
+//   rows 16 - 23       2          6         10         14
+//   rows 24 - 31       3          7         11         15
+//
+// A piece with subnormals marks all units of which it has elements (converter_layouts.cuh):
+//
+//   piece p9 of a row-major weight    8 rows x 64 of K in k-tile 2     unit 9
+//   piece p9 of a transposed weight   32 rows x 16 of K in k-tile 2    units 8, 9, 10 and 11
 
 #pragma once
 

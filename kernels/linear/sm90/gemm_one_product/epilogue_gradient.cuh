@@ -22,10 +22,10 @@ namespace kernels::sm90::gemm_one_product {
 // (run_gradient_consumer, kernel.cuh). For K = 1024, that takes 5% less time on an H200 than
 // storing them at once (docs/EXPERIMENTS.md, "The gradient of the weight in half types").
 //
-// out is [N, M], so it has a line in memory for each n, with the results of all m. The two
-// neighbouring m of which a thread has results are neighbours in such a line, too, so nothing is
-// transposed. A box is a warp's 16 lines x 64 m. As each warp has its own boxes, the warpgroup
-// needs no barrier.
+// out is [N, M] (launch.cuh, "The operands of GradientMode"), so the two neighbouring m of which a
+// thread has results are neighbours in memory, too, and nothing is transposed. A line is the
+// results of one n. A box is a warp's 16 lines x 64 m. As each warp has its own boxes, the
+// warpgroup needs no barrier.
 template <typename T>
 struct PackedGradient {
   static constexpr int kBoxes = OneProductConfig::kTileRows / OneProductConfig::kGradientBoxRows;

@@ -2,28 +2,31 @@
 // to words in shared memory, for a pair of row blocks at a time, and from there to the mask.
 //
 // A word is a row's 16 columns of one warp (StagedMask, shared_memory.cuh): bit n is the warp's
-// column n. accumulators.cuh explains g and c. A thread has four rows of a pair of row blocks, rows
-// 2 c and 2 c + 1 of both, but only the columns g and g + 8. The eight lanes with the same c have
-// the same four rows, and together all 16 columns. Three steps:
+// column n. A row block is 8 rows. Lane 4 g + c has rows 2 c and 2 c + 1 of both row blocks of the
+// pair, but only columns g and g + 8 of the 16 (accumulators.cuh). So the eight lanes with the same
+// c have the same four rows, and exchange bits. Three steps:
 //
-//   PairMaskBits         A thread collects its own eight bits.
-//   combine_mask_words   The eight lanes exchange bits, until each has two complete words.
+//   PairMaskBits         A lane collects its own bits: two of each of its four rows.
+//   combine_mask_words   Three exchanges, with the lanes of g ^ 4, g ^ 2 and g ^ 1. Afterwards,
+//                        lanes with g < 4 have both rows of row block 0 complete, and lanes with
+//                        g >= 4 both rows of row block 1.
 //   stage_mask_word      Every other lane stores one of its two words.
 //
-// Lane 27 in these steps. It has c = 3, so its rows are 6 and 7, and g = 6, so its columns are 6
-// and 14. It exchanges bits with the lanes of g ^ 4 = 2, g ^ 2 = 4 and g ^ 1 = 7:
+// The word of a row of row block 1. A digit is the bit of the column with this number, from column
+// f, which is 15, to column 0:
 //
-//                            has bits of row blocks   of rows   of columns
+//   g    own bits            after g ^ 4         after g ^ 2         after g ^ 1
 //
-//   PairMaskBits             0 and 1                  6 and 7   6 and 14
-//   exchange with lane 11    1                        6 and 7   2, 6, 10, 14
-//   exchange with lane 19    1                        6 and 7   0, 2, 4, 6, 8, 10, 12, 14
-//   exchange with lane 31    1                        6 and 7   0 - 15
-//   stage_mask_word          1                        7         0 - 15
+//   0    .......8.......0    gives it away to g = 4
+//   1    ......9.......1.    gives it away to g = 5
+//   2    .....a.......2..    gives it away to g = 6
+//   3    ....b.......3...    gives it away to g = 7
+//   4    ...c.......4....    ...c...8...4...0    .e.c.a.8.6.4.2.0    fedcba9876543210
+//   5    ..d.......5.....    ..d...9...5...1.    f.d.b.9.7.5.3.1.    fedcba9876543210
+//   6    .e.......6......    .e...a...6...2..    .e.c.a.8.6.4.2.0    fedcba9876543210
+//   7    f.......7.......    f...b...7...3...    f.d.b.9.7.5.3.1.    fedcba9876543210
 //
-// In the first exchange, lane 27 gives its bits of row block 0, and gets lane 11's of row block 1.
-// So do all lanes with g >= 4, each with a lane of g - 4. Afterwards they have bits of row block 1
-// only, and the lanes with g < 4 bits of row block 0 only.
+// For row block 0 it is the other way round: g = 4 to 7 give their bits away to g = 0 to 3.
 
 #pragma once
 
@@ -62,9 +65,9 @@ struct PairMaskBits {
   }
 };
 
-// Combines the mask bits of a warp. Returns the complete words of two rows: row 2 c in bits 0 - 15,
-// row 2 c + 1 in bits 16 - 31. Lanes with g >= 4 have keeps_second true, and get the rows of the
-// pair's second row block. The others get those of the first. All lanes call it.
+// Combines the mask bits of a warp (see the picture at the top). Returns the complete words of two
+// rows of a row block: row 2 c in bits 0 - 15, row 2 c + 1 in bits 16 - 31. keeps_second is g >= 4:
+// such a lane gets the pair's second row block, the others the first. All lanes call it.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool keeps_second, int g) {
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i

@@ -5,14 +5,13 @@
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
 //
-// In all files of this folder, a variable m is the number of a row of x, which is also a row of
-// out. A variable n is the number of a row of the weight, which is also a column of out.
-// The out of GradientMode is transposed: [N, M], so there n is a row of out and m a column.
+// In all files of this folder, a variable m is the number of a row of x, and n that of a row of the
+// weight. So m is a row of out, and n a column; in GradientMode it is the other way round.
 //
 // launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh):
 //
 //   HalfMode       half types, with the epilogue
-//   GradientMode   half types, the product alone, transposed: out [N, M]
+//   GradientMode   half types, the product alone, with out [N, M] (a table in launch.cuh)
 //   ConvertMode    float32, rounded to fp16, which has TF32's precision but a smaller range
 //   RedoMode       float32, rounded to TF32: computes the tiles that do not fit into fp16
 //
@@ -74,9 +73,9 @@
 // fp16 has TF32's 11 significant bits, but a smaller range. A tile is computed in TF32 if one of
 // its rows does not fit into fp16:
 //
-//   A row of x        It has infinity or NaN, its largest element is below 2^-112, or many of its
-//                     scaled elements are subnormal. split_x.cuh gives such a row the exponent
-//                     kNeedsTf32, and ConvertMode leaves its tiles out.
+//   A row of x        It has infinity or NaN, its largest element is below 2^-112 but not 0, or
+//                     many of its scaled elements are subnormal. split_x.cuh gives such a row the
+//                     exponent kNeedsTf32, and ConvertMode leaves its tiles out.
 //   A row of weight   It has infinity, NaN, an element that overflows fp16 (the row's scale comes
 //                     from a sample), or many subnormal elements. If there are many subnormals, the
 //                     converters put an infinity into the row. So in each of these cases the row's

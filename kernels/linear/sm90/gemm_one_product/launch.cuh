@@ -93,8 +93,7 @@ void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
   maps.weight =
       operand_map<Mode>(call.weight, call.n, call.k, call.weight_stride, call.weight_is_transposed);
   if constexpr (Mode::kIsGradient) {
-    // out is [n, m] here, as transposed_problem has exchanged m and n. A box is 16 rows of this
-    // map: the 16 n of a warp.
+    // out is [n, m] ("The operands of GradientMode"). A box is 16 rows of it: the 16 n of a warp.
     const auto out = static_cast<const typename Mode::Out*>(call.out);
     maps.out = make_map(out, call.n, call.m, call.m, OneProductConfig::kWarpWeightRows);
   }
@@ -120,8 +119,25 @@ void launch_half_in_mode(const LinearArguments& call, cudaStream_t stream) {
   launch_on_operands(args, clusters, call, stream);
 }
 
-// Returns the problem out^T = weight x^T, with x and weight, and m and n, exchanged. `out` is the
-// same memory: [n, m] in terms of the new m and n.
+// ----- The operands of GradientMode
+//
+// In GradientMode, the kernel's x is the call's weight, and the kernel's weight is the call's x.
+// out is the same memory for both. Example: the gradient of the weight of a layer with x
+// [1024, 4096] and weight [8192, 4096]. grad_z, the gradient of ReLU's input, is [1024, 8192].
+//
+//   in the call      in the kernel    size           example
+//
+//   x [m, k]         weight [n, k]    8192 x 1024    grad_z^T
+//   weight [n, k]    x [m, k]         4096 x 1024    the layer's x, transposed
+//   out [m, n]       out [n, m]       8192 x 4096    the gradient of the layer's weight
+//   m                n                8192
+//   n                m                4096
+//
+// Why: the call's x is grad_z or its transpose, in which many elements are 0 because of the ReLU.
+// The kernel's weight is wgmma's operand A, where zeros take less power, so that the GPU's clock is
+// higher (docs/EXPERIMENTS.md, "The gradient of the weight in half types").
+
+// Returns the call as GradientMode's kernel gets it.
 inline LinearArguments transposed_problem(const LinearArguments& call) {
   LinearArguments transposed = call;
   std::swap(transposed.x, transposed.weight);
@@ -131,12 +147,8 @@ inline LinearArguments transposed_problem(const LinearArguments& call) {
   return transposed;
 }
 
-// Launches a call in T, __half or __nv_bfloat16.
-//
-// A call without an epilogue computes a gradient. Its x is the gradient of the output, of which
-// many elements are 0 after a ReLU. In the transposed problem this x is wgmma's operand A, where
-// zeros take less power, so that the GPU's clock is higher (docs/EXPERIMENTS.md, "The gradient of
-// the weight in half types"). TMA stores the results, and needs rows of whole 16-byte vectors.
+// Launches a call in T, __half or __nv_bfloat16. A call without an epilogue computes a gradient.
+// TMA stores GradientMode's results, and needs rows of whole 16-byte vectors.
 template <typename T>
 void launch_half(const LinearArguments& call, cudaStream_t stream) {
   const bool has_epilogue = call.has_relu || call.bias != nullptr || call.divisor != 1;
@@ -152,17 +164,18 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
 
 // The workspace of float32 at `high`. k-tiles have 64 of K.
 //
-//   slice                         type      shape              used by           cleared
-//   conversion.next_patch         unsigned  [1]                Convert           yes
-//   conversion.converted_patches  unsigned  [panels, k-tiles]  Convert           yes
-//   conversion.row_subnormals     unsigned  [n]                Convert           yes
-//   redo.count, .is_listed        unsigned  [1], [tiles]       Convert, Redo     yes
-//   x.hi                          __half    [k-tiles, m, 64]   split_x, Convert  no
-//   x.exponent                    int       [m]                split_x, Convert  no
-//   weight.exponent               int       [n]                split_x, Convert  no
-//   weight.hi                     __half    [k-tiles, n, 64]   Convert           no
-//   redo.tiles                    int       [tiles]            Convert, Redo     no
-//   weight_copy.target            float     [n, padded k]      transpose, Redo   no
+//   slice                         type      shape              used by                    cleared
+//   conversion.next_patch         unsigned  [1]                Convert                    yes
+//   conversion.converted_patches  unsigned  [panels, k-tiles]  Convert                    yes
+//   conversion.row_subnormals     unsigned  [n]                Convert                    yes
+//   redo.count                    unsigned  [1]                Convert, transpose, Redo   yes
+//   redo.is_listed                unsigned  [tiles]            Convert                    yes
+//   x.hi                          __half    [k-tiles, m, 64]   split_x, Convert           no
+//   x.exponent                    int       [m]                split_x, Convert           no
+//   weight.exponent               int       [n]                split_x, Convert           no
+//   weight.hi                     __half    [k-tiles, n, 64]   Convert                    no
+//   redo.tiles                    int       [tiles]            Convert, Redo              no
+//   weight_copy.target            float     [n, padded k]      transpose, Redo            no
 //
 // "Convert" and "Redo" are gemm_one_product in ConvertMode and RedoMode. A panel is a block's
 // 128 rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
