@@ -193,8 +193,8 @@ struct OneProductArguments {
 
   // The tile with this index. In ConvertMode, neighbouring clusters share a tile of the weight
   // (tile_order.cuh), and the converters use the same order. In half types they share a tile of x,
-  // which takes slightly less time: TileOrder numbers the tiles along N, in bands of eight tiles of
-  // the weight.
+  // which takes slightly less time. For that, x and the weight are exchanged in TileOrder, which
+  // then numbers the tiles along N, in bands of eight tiles of the weight.
   __device__ TilePosition tile_at(int index) const {
     if constexpr (Mode::kIsRedo) {
       return tile_order.find(redo.tiles[index]);

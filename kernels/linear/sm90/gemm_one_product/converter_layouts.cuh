@@ -83,7 +83,7 @@ using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 //
 // A lane loads four times four floats of each piece. Then it converts two octets of the piece, most
 // of whose floats other lanes have loaded. The structs RowMajor and Transposed compute which ones.
-// They have the same members, which comments in RowMajor explain.
+// Callers use the same members of both, which comments in RowMajor explain.
 //
 // A `piece` is a number from 0 to 15, for p0 to p15.
 

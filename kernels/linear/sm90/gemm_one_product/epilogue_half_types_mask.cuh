@@ -10,7 +10,7 @@
 //   combine_mask_words   Three exchanges, with the lanes of g ^ 4, g ^ 2 and g ^ 1. Afterwards,
 //                        lanes with g < 4 have both rows of row block 0 complete, and lanes with
 //                        g >= 4 both rows of row block 1.
-//   stage_mask_word      Every other lane stores one of its two words.
+//   stage_mask_word      Each lane with an even g stores one of its two words.
 //
 // The word of a row of row block 1. A digit is the bit of the column with this number, from column
 // f, which is 15, to column 0:

@@ -6,9 +6,9 @@
 //   launch_convert    float32, first     ConvertMode
 //   launch_redo       float32, second    RedoMode
 //
-// Half types are float16 and bfloat16. Their operands and the operands of RedoMode are in the
-// caller's layout: launch_on_operands makes the tensor maps. ConvertMode reads k-tiled operands,
-// for which launch_convert makes the maps.
+// Half types are float16 and bfloat16. Their operands and those of RedoMode are not k-tiled:
+// launch_on_operands makes the tensor maps. ConvertMode reads k-tiled operands, for which
+// launch_convert makes the maps.
 
 #pragma once
 
@@ -84,7 +84,7 @@ CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t st
   return make_map(matrix, rows, k, stride, OneProductConfig::kBoxRows);
 }
 
-// Launches gemm_one_product on the caller's operands, which are not k-tiled.
+// Launches gemm_one_product on operands that are not k-tiled.
 template <typename Mode>
 void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
                         const LinearArguments& call, cudaStream_t stream) {
