@@ -92,7 +92,10 @@ def lists_children() -> bool:
 
 
 def counts_runs() -> bool:
-    """Return whether the kernel counts how often a thread runs; the referee's own has run."""
+    """Return whether the kernel counts how often a thread runs.
+
+    If it does, the count of the referee's own thread is above 0.
+    """
     counts = _schedule_counts([os.getpid()]).values()
     return any(int(count) > 0 for count in counts)
 
@@ -266,15 +269,16 @@ class Rest:
     def note_runs(self) -> None:
         """Note how often each thread of a solution has run; `was_broken` compares.
 
-        It takes too long for `stop`, during which the clock runs. All threads are looked at: a
-        process that another one traces (see ptrace(2)) has stopped for `stop`, but its tracer can
-        have let one of its threads go on.
+        It takes too long for `stop`, during which the clock runs. All threads are looked at: `stop`
+        takes a process that another one traces (see ptrace(2)) for stopped, but its tracer can have
+        let one of its threads go on.
 
         A process that was woken after `stop`, but before its runs were counted, may have started
         another one and stopped again. Two searches for such a new process are needed. The first one
-        may miss it: if its parent ends, a process above adopts it, whose children the search may
-        have read already. The new process is then a child of a process that `stop` has stopped. It
-        cannot move again, for that one would have to end, which `was_broken` would notice.
+        may miss it: if the new process's parent ends, a process above adopts it, and the search may
+        have read the children of that adopter already. The second search finds it, because it
+        cannot move again: that happens only if the adopter ends. An adopter is the init process or
+        the referee, which do not end, or a stopped process, whose end `was_broken` would notice.
         """
         if not self._tree.is_solution:
             return
