@@ -6,7 +6,8 @@ time the calls whose results they compare. Each of the tuples below lists checks
 which they are made.
 
 To add a check, write such a function in a new file of this folder and name it in a tuple. A check
-that calls the module comes after `check_values`, which constructs it.
+that calls the module comes after `check_values`, which constructs it. "Where would I add a check?"
+in INTERNALS.md has the other steps.
 
 The other files of this folder have the functions that several checks use:
 

@@ -127,8 +127,8 @@ def check_elements_apart(
         return
     if elements_share_memory(description["shape"], strides):
         reason = (
-            f"elements of its result share memory (strides {strides}), the reference's do not; "
-            "contiguous() separates them"
+            f"elements of its result share memory or interleave (strides {strides}), the "
+            "reference's do not; contiguous() separates them"
         )
         raise NotCorrectError(WRONG, f"{prefix}{reason}"[:MAX_LINE_LENGTH])
 

@@ -44,8 +44,8 @@ def turn(
     """Make a `with` block the turn of a contestant.
 
     The block asks the contestant, and compares its results. Afterwards they are freed, and all that
-    the solution or the comparison has changed gets the round's values again. If the block raises,
-    nothing is restored: each check writes what its own requests need.
+    the solution or the comparison has changed, but for eager's buffers, gets the round's values
+    again. If the block raises, nothing is restored: each check writes what its own requests need.
 
     Args:
         grading: the file under grading.

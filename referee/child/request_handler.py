@@ -15,7 +15,8 @@ A request has the name of the method and its arguments. The reply is what the me
 are JSON. Values of the referee's are sent as locations in shared memory (see `region`), results as
 descriptions of where they are in this process's memory (see `descriptions.describe`).
 
-The referee believes none of these replies: the solution can change all that is in this process.
+The solution can change all that is in this process. So the referee believes nothing in a reply that
+could make a result right or a time shorter.
 """
 
 import base64

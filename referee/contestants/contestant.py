@@ -3,8 +3,9 @@
 A contestant is stopped except while it answers a request: "When does the clock run?" in
 PROTECTION.md has a picture of a request.
 
-The referee believes nothing in a reply. A process that replies before its results are complete only
-stops its clock earlier: the referee compares what the process's memory holds.
+The referee believes nothing in a reply that could make a result right or a time shorter. A process
+that replies before its results are complete only stops its clock earlier: the referee compares what
+the process's memory holds.
 """
 
 import json

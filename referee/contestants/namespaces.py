@@ -24,11 +24,12 @@ subreaper. It stops, reads and waits for the contestant as for any child, by the
 contestant has outside. The init process adopts orphans of the contestant. It ends when the
 contestant or the referee ends, and then the kernel kills all other processes of the namespace.
 
-There are no walls in two cases; the helper then forks only the contestant, in no new namespace:
+There are no walls in three cases; the helper then forks only the contestant, in no new namespace:
 
 - The system forbids one of these steps, as many containers do.
 - The user is not root, but has capabilities. In a user namespace these do not reach files of other
   users, so a solution could not read a file that it can read outside.
+- The caller wants none, because a trial has failed (see `wall_trial`).
 """
 
 import os

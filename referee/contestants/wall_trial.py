@@ -2,7 +2,7 @@
 
 The trial starts a contestant and has it compute something. It fails in two cases:
 
-- The system allows no namespaces.
+- The system allows no namespaces, or the user has capabilities without being root.
 - On a GPU, CUDA IPC does not work through the walls. IPC handles contain process ids, and a process
   has another id inside its namespace than outside. So it depends on the driver whether the referee
   and the contestant can open each other's handles.
@@ -83,7 +83,7 @@ def _run_trial(server: Server, pool: Pool, device: torch.device) -> str | None:
     contestant = Contestant(server, pool, device, Role.SOLUTION, deadline)
     try:
         if not contestant.has_walls:
-            return "the system allows no namespaces of processes"
+            return "the system allows no namespaces, or the user has capabilities but is not root"
         text = base64.b64encode(PROBE_TEXT).decode()
         contestant.ask(
             "import_file", text=text, path="probe.py", class_names=["ModelNew"], folders=[]

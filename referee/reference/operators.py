@@ -59,9 +59,9 @@ def _terms(name: str, args: tuple, result: object) -> int:
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     if not tensors or not tensors[0].dim():
         return 1
-    if name in PRODUCTS:
-        return tensors[PRODUCTS[name]].shape[-1]
     name_without_in_place = name.rstrip("_")
+    if name_without_in_place in PRODUCTS:
+        return tensors[PRODUCTS[name_without_in_place]].shape[-1]
     if name_without_in_place in FUNCTIONS:
         return FUNCTIONS[name_without_in_place](args)
     if "backward" in name:

@@ -19,7 +19,8 @@ from referee.contestants.reading import (
 )
 from referee.resources import Resources
 
-READ_ELEMENTS = 32  # of a request's results, in all; more if there are more results
+# At most so many elements of a request's results are read; more if there are more results.
+READ_ELEMENTS = 32
 # The reason of a verdict if an element differs.
 CHANGES_LATE = (
     "result is not complete when its clock stops; finish all streams and threads before returning"

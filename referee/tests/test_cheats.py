@@ -112,12 +112,12 @@ from referee.child import kept_results
 tell = kept_results.describe
 kept_results.describe = lambda x: tell(x) | {"strides": [256, 1], "handle": None}
 """
-SHARED = r"elements of its result share memory \(strides \[1, 0\]\), the reference's do not"
+SHARED = r"elements of its result share memory or interleave \(strides \[1, 0\]\), the reference"
 AT_MEANS = {
     "expands": wrong(module(EXPANDS), SHARED),
     "step_expands": wrong(module(STEP_EXPANDS), "result 0, recorded: elements of its result"),
     "wants_a_copy": wrong(WANTS_A_COPY + module(EXPANDS), "elements beyond|cannot be read"),
-    "overlaps": wrong(module(OVERLAPS), r"share memory \(strides \[1, 1\]\)"),
+    "overlaps": wrong(module(OVERLAPS), r"share memory or interleave \(strides \[1, 1\]\)"),
     "columns": correct(module("return (x.t() * 0 + x.mean(1)).t()"), "training step"),
 }
 # Elements may share memory if the reference's do.

@@ -200,6 +200,7 @@ IMAGES = torch.randn(2, 6, 4, 5)  # batch, channels, height, width
     ("call", "terms"),
     [
         (lambda: torch.randn(3, 7) @ torch.randn(7, 5), 7),
+        (lambda: torch.zeros(3, 5).addmm_(torch.randn(3, 7), torch.randn(7, 5)), 7),
         (lambda: IMAGES.sum(dim=(2, 3)), 20),
         (lambda: IMAGES.cumsum(1), 6),
         (lambda: torch.layer_norm(IMAGES, [4, 5]), 20),
