@@ -23,10 +23,10 @@
 //   half types only: the call has     The fast epilogue of half types always applies ReLU
 //   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
 //
-// In a fast call of float32, a tile still takes the general epilogue if one of its rows of x or of
-// the weight was scaled by a very large or very small power of two
-// (FastEpilogueConfig::kMaxExponent). Gradients in half types that are computed in GradientMode
-// have neither epilogue.
+// In a fast call of float32, a part of a tile (a block's part in gemm_fp16x3, a warpgroup's in
+// gemm_one_product) still takes the general epilogue if one of its rows of x or of the weight was
+// scaled by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients
+// in half types that are computed in GradientMode have neither epilogue.
 
 #pragma once
 

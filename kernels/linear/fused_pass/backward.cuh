@@ -192,7 +192,7 @@ struct RowsOfThread {
     const int64_t first_row =
         blockIdx.y * arguments.rows_of_block + threadIdx.x / arguments.strip_width;
     // In the last block of a strip, some threads may have no rows. Their first_row is then from
-    // `end` to end + rows_at_once - 1, for which divide_up returns 0.
+    // `end` to end + rows_at_once - 2, for which divide_up returns 0.
     const int64_t end = min((blockIdx.y + int64_t{1}) * arguments.rows_of_block, arguments.m);
     const bool has_columns = elements.count > 0;
     if (has_columns) rows_left = static_cast<int>(divide_up(end - first_row, rows_at_once));

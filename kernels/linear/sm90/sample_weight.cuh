@@ -36,9 +36,10 @@ struct SampleConfig {
 
   // For hi alone, the largest element of each span counts. The row's scale moves the mean of their
   // exponents, rounded down, to kTargetWithoutLo. So their geometric mean is scaled into
-  // [2^2, 2^4). An element overflows fp16 if it is about 2^13 times as large as the mean, and is
-  // subnormal if it is about 2^16 times smaller. A row with an overflow or with many subnormals
-  // needs TF32 (gemm_one_product/kernel.cuh). The maximum of an exponent is kMaxExponentWithoutLo.
+  // [2^2, 2^4). An element may be at least 2^12 times as large as the mean before it overflows
+  // fp16, and at least 2^16 times smaller before it is subnormal. A row with an overflow or with
+  // many subnormals needs TF32 (gemm_one_product/kernel.cuh). The maximum of an exponent is
+  // kMaxExponentWithoutLo.
   static constexpr int kTargetWithoutLo = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,

@@ -29,8 +29,8 @@ struct PartialSums {
   Flags* are_stored;  // [clusters], zeros when the kernel starts
 };
 
-// The kernel's arguments. Each product launches the kernel twice: RowState (split/split.cuh) says
-// what each launch does.
+// The kernel's arguments. Each chunk of a product launches the kernel twice: RowState
+// (split/split.cuh) says what each launch does.
 struct Fp16x3Arguments {
   Epilogue<float> epilogue;
   split::ScaledMatrix x;       // split into hi and lo
@@ -57,7 +57,7 @@ struct EpilogueInputs {
   int first_m;       // the tile's first row of x
   int end_m;         // one past the tile's last row of x that exists
   int first_n;       // the block's first row of weight
-  int tile_is_fast;  // 1 if the tile may take the fast epilogue
+  int tile_is_fast;  // 1 if the block's part of the tile may take the fast epilogue
 };
 
 // A block's shared memory.

@@ -7,9 +7,9 @@
 //   weight  float32; this kernel scales and splits it in registers
 //   out     float32, after bias, ReLU and division (epilogue.cuh)
 //
-// launch.cuh launches this kernel twice for each product. The second launch computes again the
-// tiles with a row of the weight that has overflowed fp16 (RowState, split/split.cuh). Usually
-// there is none, and it returns at once. docs/SPLIT-PROOF.md proves the error bound.
+// launch.cuh launches this kernel twice for each chunk of a product. The second launch computes
+// again the tiles with a row of the weight that has overflowed fp16 (RowState, split/split.cuh).
+// Usually there is none, and it returns at once. docs/SPLIT-PROOF.md proves the error bound.
 //
 // In the kernel's code, a variable m is the number of a row of x, which is also a row of out. A
 // variable n is the number of a row of the weight, which is also a column of out. (In host code and
