@@ -46,7 +46,7 @@ struct OneProductConfig {
   //   [rows, K]   one row, 128 bytes of K           64 rows x one k-tile
   //   [K, rows]   one k, 64 rows of a 16-bit type   one k-tile x 64 rows
   //
-  // (An operand in k-tiled layout, split/split.cuh, needs no boxes: its tile is one copy.)
+  // (An operand in k-tiled layout, split/split.cuh, needs no boxes.)
   static constexpr int kBoxRows = 64;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
   static_assert(kBoxRows == kRowBytes / sizeof(__half),

@@ -167,9 +167,9 @@ struct RowMajor {
     *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
-  // Returns the count units (converter_subnormals.cuh has a picture) that the piece has elements
-  // of: a bit for each. `first_of_k_tile` is the first piece in the piece's k-tile, for example 8
-  // for p9. (The caller's loop has this number already.)
+  // Returns in which count units the piece has elements, as a bit mask: bit u is for unit u.
+  // (converter_subnormals.cuh has a picture of the units.) `first_of_k_tile` is the first piece in
+  // the piece's k-tile, for example 8 for p9. (The caller's loop has this number already.)
   __host__ __device__ static constexpr uint32_t count_units_of(int piece, int /*first_of_k_tile*/) {
     return 1u << piece;
   }

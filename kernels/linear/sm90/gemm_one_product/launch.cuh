@@ -39,9 +39,9 @@ inline TileOrder tiles_of(const LinearArguments& call) {
           blocks_of(call.n, OneProductConfig::kTileWeightRows)};
 }
 
-// Returns the arguments of gemm_one_product. Those that only float32 has are null: redo, conversion
-// and x_exponent. The callers for float32 set them. The fast epilogue stores vector_size elements
-// of a row at once.
+// Returns the arguments of gemm_one_product. Those that only float32 has (redo, conversion and
+// x_exponent) are null; launch_convert and launch_redo set those that their modes use. The fast
+// epilogue needs rows of out that are a multiple of vector_size elements.
 template <typename Mode>
 OneProductArguments<Mode> make_arguments(const LinearArguments& call, int64_t vector_size) {
   const Epilogue<typename Mode::Out> epilogue(call, vector_size);
@@ -105,7 +105,8 @@ void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
 // Launches gemm_one_product in HalfMode or GradientMode.
 template <typename Mode>
 void launch_half_in_mode(const LinearArguments& call, cudaStream_t stream) {
-  // The fast epilogue stores 16-byte vectors; with a mask, all columns of a warpgroup at once.
+  // The fast epilogue stores 16-byte vectors of out. It also stores the mask of all columns of a
+  // warpgroup at once.
   const int64_t vector_size = call.mask != nullptr ? OneProductConfig::kWarpgroupWeightRows
                                                    : 16 / sizeof(typename Mode::Out);
   auto args = make_arguments<Mode>(call, vector_size);
