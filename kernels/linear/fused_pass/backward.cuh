@@ -29,8 +29,8 @@ struct BackwardConfig {
   // rounding error stays small however many rows it has.
   static constexpr int kSubtotalRows = 64;
   static_assert(kSubtotalRows % kRowsInFlight == 0, "the rows in flight are of one subtotal");
-  // The grid has about as many blocks as this many multiprocessors run at once. That is a little
-  // less than an H200's 132, so that each warp of grad_bias_kernel adds up at most kSubtotalRows
+  // The grid has about as many blocks as this many multiprocessors run at once. An H200 has a few
+  // more, 132, but this way each warp of grad_bias_kernel adds up at most kSubtotalRows
   // rows (its static_assert). With twice as many blocks, half types take longer
   // (docs/EXPERIMENTS.md, "The fused pass").
   static constexpr int64_t kMultiprocessors = 128;
