@@ -19,7 +19,7 @@ namespace kernels::sm90::gemm_fp16x3 {
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
 // for the partial sums of one tile, and stores no more.
 struct PartialSums {
-  // [block of the cluster][8 rows of x][consumer thread]: four sums
+  // [block of the cluster][group of 8 rows of x][consumer thread]: four sums
   using Sums =
       float4[BlockConfig::kClusterSize][Fp16x3Config::kSums / 4][BlockConfig::kConsumerThreads];
   // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
