@@ -55,11 +55,15 @@ def as_plain_tensor(x: object) -> torch.Tensor | None:
     """Return a tensor without autograd's record, and without a pending conjugation or negation.
 
     The memory of the tensor returned holds its values. For anything but a dense tensor the result
-    is None.
+    is None. A subclass counts as the plain tensor in its memory, so its `__torch_function__`, which
+    could compute other values, is not called.
     """
-    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+    if not isinstance(x, torch.Tensor):
         return None
-    return x.detach().resolve_conj().resolve_neg()
+    with torch._C.DisableTorchFunctionSubclass():
+        if x.layout != torch.strided:
+            return None
+        return x.detach().resolve_conj().resolve_neg()
 
 
 def span_of(shape: list[int], strides: list[int], item_bytes: int) -> int:
