@@ -48,6 +48,8 @@ EXCUSED = CheckedCase([], [])
 def check_case(grading: Grading, case: Case) -> CheckedCase:
     """Compare one forward with the reference's.
 
+    The solution's process keeps its results until the next case, or `Resources.free_results`.
+
     Args:
         grading: the file under grading.
         case: the inputs, on the device, and what the solution has to do with them.
@@ -73,11 +75,9 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     for result in _compare_results(grading, case, previous_inputs, reference_tensors, reply):
         if result.comparison.mistake:
             _note_another_function(grading, case, result)
-            grading.resources.free_results(grading.solution)
             return EXCUSED  # the other results say nothing
         comparisons.append(result.comparison)
     _keep_result(grading, reference_tensors)
-    grading.resources.free_results(grading.solution)
     return CheckedCase(comparisons, [tensor.spec for tensor in reference_tensors])
 
 

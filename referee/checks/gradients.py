@@ -104,6 +104,7 @@ def _check_recorded_forward(grading: Grading) -> None:
     grading.resources.free_results(grading.solution)  # of a step without gradients
     case = Case(RECORDED_FORWARD, grading.draw_inputs(), required=False, is_recorded=True)
     check_case(grading, case)
+    grading.resources.free_results(grading.solution)
 
 
 def _note_errors_of_gradients(grading: Grading) -> None:

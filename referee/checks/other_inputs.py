@@ -50,6 +50,7 @@ def _compare_unusual_inputs(grading: Grading) -> list[str]:
         inputs = unusual_inputs(grading.problem, kind, seen_inputs)
         if _is_eager_finite(grading, inputs):
             checked = check_case(grading, Case(kind, inputs, required=False, may_differ=True))
+            grading.resources.free_results(grading.solution)
             if kind == BOTH_SIGNS:
                 grading.findings.is_right_for_both_signs = checked is not EXCUSED
             compared_kinds.append(kind)

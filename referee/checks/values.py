@@ -100,6 +100,7 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
         is_last = index == count - 1
         case = Case(_forward_name(grading, index), inputs, fill_new_tensors=is_last)
         checked = check_case(grading, case)
+        grading.resources.free_results(grading.solution)
         compared.add(checked.comparisons)
         grading.findings.result_specs = checked.specs
     return compared

@@ -144,6 +144,7 @@ class RequestHandler:
     ) -> dict:
         """Run one forward of the module in memory full of NaN; return a description of its results.
 
+        The results of earlier requests are freed first, which saves a request for each case.
         The reply also has some elements of the results, see `kept_results.read_at_once`.
 
         Args:
@@ -153,6 +154,7 @@ class RequestHandler:
             is_recorded: whether autograd records the forward.
             outputs: a location for a copy of the results, as in `run_forwards`.
         """
+        self._results.free()
         arguments = self._mapping.tensors(inputs[0])
         if is_recorded:
             arguments = with_gradient_leaves(arguments)

@@ -28,6 +28,7 @@ from referee.contestants import prctl
 SECONDS_TO_STOP = 10.0  # then a tree is killed
 SECONDS_TO_REST = 0.01  # then a process that does not stop may be waiting for its child
 SECONDS_TO_DIE = 10.0  # then `end_orphans` no longer waits
+MAX_PART_BYTES = 1 << 16  # of a file in /proc, for one read(2)
 # The letters in /proc/PID/stat for the state of a process.
 GONE = "X"  # it is dead; here also: it is not there
 ENDED = {"Z", GONE}  # a zombie, or gone
@@ -37,7 +38,8 @@ PF_EXITING = 0x4
 
 # The processes that do not belong to the solution under grading: those of the referee's own code
 # (the server, eager, init processes of namespaces), and children from before `subreaper` began.
-# Every other child of the referee, and everything below such a child, belongs to the solution.
+# Every other child of the referee's first thread, and everything below such a child, belongs to the
+# solution.
 referees_pids: set[int] = set()
 
 
@@ -76,19 +78,34 @@ def children_of(pid: int) -> list[int]:
 
 def _children_of_thread(pid: int, thread: int | str) -> list[int]:
     """Return the children of one thread of a process; none if it is gone."""
-    with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
-        return [int(child) for child in file.read().split()]
+    with suppress(OSError):
+        return [int(child) for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
     return []
+
+
+def _read(path: str) -> bytes:
+    """Return what a file in /proc contains.
+
+    `open` would take three times as long, and a file is read thousands of times in a grading.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = b""
+        while part := os.read(descriptor, MAX_PART_BYTES):
+            content += part
+    finally:
+        os.close(descriptor)
+    return content
 
 
 def lists_children() -> bool:
     """Return whether the kernel lists the children of threads; it needs CONFIG_PROC_CHILDREN."""
     referee = os.getpid()
     try:
-        with open(f"/proc/{referee}/task/{referee}/children"):  # noqa: PTH123 - as above
-            return True
+        _read(f"/proc/{referee}/task/{referee}/children")
     except OSError:
         return False
+    return True
 
 
 def counts_runs() -> bool:
@@ -150,12 +167,11 @@ def _fields_of_stat(folder: str) -> list[str]:
 
         4712 (a name) S 1 4712 4712 0 -1 4194368 ...
     """
-    with open(f"{folder}/stat", errors="replace") as file:  # noqa: PTH123
-        return file.read().rpartition(")")[2].split()
+    return _read(f"{folder}/stat").rpartition(b")")[2].decode().split()
 
 
 def _live_threads(pid: int) -> dict[str, str]:
-    """Return the state's letter of each thread of a process that is not ending and has not ended.
+    """Return the state's letter of each live thread: one that is neither ending nor has ended.
 
     A thread may be ending when its process stops. It does not stop then, but goes on until it is
     gone. The zombie of a first thread has ended, too, and can vanish at any time.
@@ -181,12 +197,11 @@ class ProcessTree:
         rest.was_broken    whether a thread has run in this rest; if not, the request is made
         ------------------ the referee's clock starts
         rest.go_on         all processes go on; one of them replies
-        rest = tree.stop   a search has found all of them at rest. None can fork or wake another
-                           one; a timer or a tracer can still wake one
+        rest = tree.stop   all processes that a search has found are at rest; a timer or a tracer
+                           can still wake one
         ------------------ the clock stops
-        rest.note_runs     it is noted how often each thread has run. A process that was woken
-                           before, and still runs or has started another one, is found by two
-                           searches
+        rest.note_runs     it is noted how often each thread has run. If a process runs, or is new
+                           since `stop`, the rest counts as broken
                            the referee compares results and writes the next inputs
         rest.was_broken    a thread that has run in between has another number than the one noted
 
@@ -204,13 +219,15 @@ class ProcessTree:
         self._init_pid = init_pid
 
     def stop(self) -> "Rest | None":
-        """Stop all processes of the tree. When this returns a `Rest`, they have stopped.
+        """Stop all processes of the tree.
 
         Until a process has stopped, it can fork, or wake another one that has stopped before. So
-        the search is repeated until all processes that it finds are at rest.
+        the search is repeated until all processes that it finds are at rest. (A process could fork
+        after the search, and stop itself before it is looked at. `Rest.note_runs` finds the new
+        process.)
 
         Returns:
-            None if some process does not stop; all processes of the tree are then killed.
+            None if some process does not stop; all processes that a search finds are then killed.
         """
         deadline = monotonic() + SECONDS_TO_STOP
         pids = self.find_pids()
@@ -253,7 +270,7 @@ class ProcessTree:
 class Rest:
     """The time from `ProcessTree.stop` to `go_on`, in which no process of a solution may run.
 
-    A rest whose runs nobody has noted counts as broken.
+    A solution's rest whose runs nobody has noted counts as broken.
 
     Args:
         tree: the processes.
@@ -264,21 +281,22 @@ class Rest:
         self._tree = tree
         self._stopped = stopped
         self._was_woken = True  # until `note_runs` has found all at rest
-        self._counts: dict[str, str] = {}  # how often each thread has run, by its folder in /proc
+        self._counts: dict[str, bytes] = {}  # how often each thread has run, by its folder in /proc
 
     def note_runs(self) -> None:
         """Note how often each thread of a solution has run; `was_broken` compares.
 
-        It takes too long for `stop`, during which the clock runs. All threads are looked at: `stop`
-        takes a process that another one traces (see ptrace(2)) for stopped, but its tracer can have
-        let one of its threads go on.
+        It takes too long for `stop`, during which the clock runs. All threads are looked at: for
+        `stop`, a process that another one traces (see ptrace(2)) counts as stopped, although its
+        tracer can have let one of its threads go on.
 
         A process that was woken after `stop`, but before its runs were counted, may have started
         another one and stopped again. Two searches for such a new process are needed. The first one
         may miss it: if the new process's parent ends, a process above adopts it, and the search may
-        have read the children of that adopter already. The second search finds it, because it
-        cannot move again: that happens only if the adopter ends. An adopter is the init process or
-        the referee, which do not end, or a stopped process, whose end `was_broken` would notice.
+        have read the children of that adopter already. The second search finds it, because it is
+        not adopted a second time. It would be only if its adopter ended. But an adopter is the init
+        process or the referee, which do not end, or a stopped process, whose end `was_broken` would
+        notice.
         """
         if not self._tree.is_solution:
             return
@@ -290,9 +308,9 @@ class Rest:
     def was_broken(self) -> bool:
         """Return whether a thread of a solution has run, although it was stopped.
 
-        A timer of the solution can send SIGCONT to its stopped process, for example. If the process
-        has ended since then, its threads are gone, and that counts as a run, too: it may have
-        started another process before.
+        A timer of the solution can send SIGCONT to its stopped process, for example. If a process
+        has ended since `note_runs`, its threads are gone, and that counts as a run, too: it may
+        have started another process before.
         """
         if not self._tree.is_solution:
             return False
@@ -307,17 +325,17 @@ class Rest:
 def _wait_for_rest(pids: list[int]) -> None:
     """Wait a while until processes that got SIGSTOP are at rest.
 
-    If one does not come to rest, its children are woken, and the search in `ProcessTree.stop`
-    begins anew.
+    If one does not come to rest, all processes below it are woken, and the search in
+    `ProcessTree.stop` begins anew.
     """
     for pid in pids:
         if not _comes_to_rest(pid):
-            _wake_children(pid)
+            _wake_processes_below(pid)
             return
 
 
-def _wake_children(pid: int) -> None:
-    """Let the processes below one that does not stop go on until it stops, but not for long.
+def _wake_processes_below(pid: int) -> None:
+    """Wake the processes below one that does not stop; wait until it stops, but not for long.
 
     A thread that starts a program by vfork(2), as `subprocess` does, stops only after its child has
     started the program. The child cannot do that while it is stopped itself.
@@ -327,7 +345,7 @@ def _wake_children(pid: int) -> None:
     _comes_to_rest(pid)
 
 
-def _schedule_counts(pids: list[int]) -> dict[str, str]:
+def _schedule_counts(pids: list[int]) -> dict[str, bytes]:
     """Return how often each thread of some processes has run, as /proc writes this number.
 
     The kernel counts a run when it puts the thread on a core. Threads that are ending are left out:
@@ -336,9 +354,9 @@ def _schedule_counts(pids: list[int]) -> dict[str, str]:
     counts = {}
     for pid in pids:
         for thread in _live_threads(pid):
-            with suppress(OSError), open(f"{thread}/schedstat") as file:  # noqa: PTH123
+            with suppress(OSError):
                 # "81734 2911 12": nanoseconds on a core, nanoseconds of waiting for one, and runs
-                counts[thread] = file.read().split()[2]
+                counts[thread] = _read(f"{thread}/schedstat").split()[2]
     return counts
 
 
@@ -356,8 +374,9 @@ def _below(pids: list[int]) -> list[int]:
 def end_orphans() -> None:
     """Kill all processes that the solution has left behind and wait until they are gone.
 
-    Each pass kills the orphans and their children. What is below these is orphaned by that, and
-    becomes a child of the referee, for the next pass.
+    Each pass kills the orphans and their children. Processes below these become children of the
+    referee by that, for the next pass. (In a namespace they become children of its init process,
+    and all end with it.)
     """
     deadline = monotonic() + SECONDS_TO_DIE
     while (orphans := _orphans()) and monotonic() < deadline:

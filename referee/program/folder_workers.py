@@ -74,7 +74,7 @@ def _end_workers(workers: dict[Connection, BaseProcess]) -> None:
 def _collect(
     workers: list[Connection], queue: FileQueue, progress: console.Progress
 ) -> Iterator[dict]:
-    """Send tasks of one solution to workers; yield their records as they come.
+    """Send tasks to workers, each with one solution; yield their records as they come.
 
     A solution whose worker ends has no record. It is not graded by another worker.
 
@@ -109,7 +109,7 @@ def _collect(
 
 
 def _run_worker(connection: Connection, device_name: str, options: Options) -> None:
-    """Run a worker: receive tasks of one solution, and send the record of each.
+    """Run a worker: receive tasks, each with one solution, and send their records.
 
     Ctrl-C in a terminal reaches all its processes. Workers ignore it; the command answers it, and
     sends them SIGTERM. That raises KeyboardInterrupt here, so that a worker ends the processes that
@@ -120,7 +120,7 @@ def _run_worker(connection: Connection, device_name: str, options: Options) -> N
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # EOFError and BrokenPipeError mean that the command has ended.
+    # EOFError and BrokenPipeError mean that the command has closed the connection, or has ended.
     with (
         suppress(KeyboardInterrupt, EOFError, BrokenPipeError),
         referee_at_work(separate_builds=True) as server,

@@ -1,7 +1,6 @@
 """Processes are stopped and ended, with all that they have started."""
 
 import ctypes
-import io
 import os
 import platform
 import signal
@@ -405,28 +404,30 @@ def test_orphans_are_found_and_ended():
 
 def test_nothing_is_graded_where_the_kernel_does_not_list_children(tmp_path, monkeypatch):
     """As a kernel without CONFIG_PROC_CHILDREN, which has no such file in /proc."""
+    read = processes._read
 
-    def hide_children(path, *arguments, **options):
-        if str(path).endswith("/children"):
+    def hide_children(path):
+        if path.endswith("/children"):
             raise FileNotFoundError
-        return open(path, *arguments, **options)  # noqa: PTH123 - as the module does
+        return read(path)
 
-    monkeypatch.setattr(processes, "open", hide_children, raising=False)
+    monkeypatch.setattr(processes, "_read", hide_children)
     table = {"plain": error(module("return torch.relu(x)"), "CONFIG_PROC_CHILDREN")}
     grade(reference("return torch.relu(x)", "[torch.rand(8, 64)]"), table, tmp_path)
 
 
-@pytest.mark.parametrize("content", [None, "0 0 0\n"])
+@pytest.mark.parametrize("content", [None, b"0 0 0\n"])
 def test_a_note_says_that_the_kernel_does_not_count_runs(content, tmp_path, monkeypatch):
     """As a kernel without CONFIG_SCHED_INFO, or with these counts switched off."""
+    read = processes._read
 
-    def hide_counts(path, *arguments, **options):
-        if not str(path).endswith("/schedstat"):
-            return open(path, *arguments, **options)  # noqa: PTH123 - as the module does
+    def hide_counts(path):
+        if not path.endswith("/schedstat"):
+            return read(path)
         if content is None:
             raise FileNotFoundError
-        return io.StringIO(content)
+        return content
 
-    monkeypatch.setattr(processes, "open", hide_counts, raising=False)
+    monkeypatch.setattr(processes, "_read", hide_counts)
     table = {"plain": correct(module("return torch.relu(x)"), "does not count how often threads")}
     grade(reference("return torch.relu(x)", "[torch.rand(8, 64)]"), table, tmp_path)
