@@ -184,6 +184,17 @@ def test_an_interval_of_64_on_ampere_breaks_the_bound():
     assert bound_ratio(out_of_too_long, reference).item() > 1
 
 
+def test_rows_of_subnormal_weights_keep_the_bound():
+    """Scaled, they are 2^-22, so their products with x are cut as if they were 2^8 times larger."""
+    x = torch.full((1, 64), 0.999 * 2.0**83)
+    x[0, 0] = 2.0**100
+    weight = torch.full((1, 64), 2.0**-149)
+    bias = torch.zeros(1)
+    reference = Reference(x, weight, bias, 1.0)
+    out = linear(x, weight, bias, 1.0, SM90)
+    assert 0.1 < bound_ratio(out, reference).item() < 1
+
+
 # K, and the change that breaks a kernel.
 BROKEN = [
     (16, {"lo_exponent": 0}),

@@ -32,13 +32,24 @@ def test_an_accumulation_truncates_toward_zero():
         assert add(1.0, [1.5 * unit], alignment) == 1 + unit
         assert add(-1.0, [-1.5 * unit], alignment) == -1 - unit
         assert add(0.0, [0.0], alignment) == 0
-        assert add(0.0, [3 * 2.0**-40, -(2.0**-42)], alignment) == 11 * 2.0**-42
+        assert add(0.0, [3 * 2.0**-12, -(2.0**-14)], alignment) == 11 * 2.0**-14
     # 16 products that are each equal to the last bit that is kept, or half of it.
     for alignment in (0, 1, 2, 3):
         last = unit / 2**alignment
         assert add(1.0, [last] * 16, alignment) == 1 + 16 * last
         assert add(1.0, [last / 2] * 16, alignment) == 1
     assert add(1.0, [unit / 16] * 16, None) == 1 + unit
+
+
+def test_subnormal_factors_have_the_exponent_of_the_smallest_normal_number():
+    """So the last place of their sum is that of 2^-14. A TF32 number of this size is normal."""
+    unit = 2.0**-14 * 2.0**-23
+    terms = torch.tensor([[2.0**-24, 0.9 * unit]], dtype=torch.float64)
+    zero, ones = torch.zeros(1, 1, dtype=torch.float64), torch.ones_like(terms)
+    assert twin.accumulate(zero, terms, ones, 0).item() == 2.0**-24
+    assert twin.accumulate(zero, terms, ones, 2).item() == 2.0**-24 + 0.75 * unit
+    exact = terms.sum().item()
+    assert twin.accumulate(zero, terms, ones, 0, torch.float32).item() == pytest.approx(exact, 1e-7)
 
 
 @pytest.mark.gpu

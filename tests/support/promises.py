@@ -21,6 +21,9 @@ FEW_TERMS_ERROR = 12 * 2.0**-24
 # The allowance is multiplied by this if K < 256. There, an error of 12.7 u was found.
 SHORT_SUMS_FACTOR = 1.25
 
+# In the bound of docs/SPLIT.md, the largest element of a row counts as at least this.
+LEAST_COUNTED = 2.0**-125
+
 # The allowance of random compositions. docs/BENCHMARKS.md counts those that err by more than
 # FEW_TERMS_ERROR and by more than FP16X3_SLACK times torch's error.
 COMPOSITION_ALLOWANCE = 24 * 2.0**-24
@@ -127,7 +130,10 @@ class Reference:
         # unscaled sum and the output are the only numbers that may be rounded to a subnormal, which
         # costs 2^-150 / |divisor| + 2^-150 (docs/SPLIT-PROOF.md, "float32's lower
         # end").
-        largest = x.abs().amax(1)[:, None] * weight.abs().amax(1)
+        largest_x, largest_weight = (
+            rows.abs().amax(1).clamp(min=LEAST_COUNTED) for rows in (x, weight)
+        )
+        largest = largest_x[:, None] * largest_weight
         self.bound = (64 + k / 64) * 2.0**-24 * self.magnitude
         self.bound += 2.0**-40 * k * largest / abs(divisor) + 2.0**-149
 

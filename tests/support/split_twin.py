@@ -172,18 +172,40 @@ def truncate(x: Tensor) -> Tensor:
     return (x.view(torch.int64) & ~((1 << 29) - 1)).view(torch.float64)
 
 
-def accumulate(total: Tensor, x: Tensor, weight: Tensor, alignment: int | None) -> Tensor:
+def factor_exponents(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the exponents of factors for `accumulate`; -1000 for 0.
+
+    All subnormals of a dtype have the exponent of its smallest normal number, for fp16 -14.
+    """
+    least = floor_log2(torch.tensor(torch.finfo(dtype).smallest_normal)).item()
+    return torch.where(x == 0, -1000, floor_log2(x).clamp(min=least))
+
+
+def accumulate(
+    total: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    alignment: int | None,
+    dtype: torch.dtype = torch.float16,
+) -> Tensor:
     """Return total [m, n] + x [m, terms] weight [n, terms]^T, as a tensor core adds them.
 
     Let ulp be the last place of a float32 that has the largest exponent among the total and the
     products; the exponent of a product is the sum of its factors' exponents. The total and each
     product are truncated to multiples of ulp / 2^alignment, and their sum to a float32. With
     alignment None, only the sum is truncated.
+
+    Args:
+        total: the accumulator.
+        x: values of `dtype`.
+        weight: the same.
+        alignment: as in `Cores`.
+        dtype: of the operands; float32 for TF32, which has the same range.
     """
     if alignment is None:
         return truncate(total + x @ weight.mT)
     products = x[:, None] * weight  # [m, n, terms]
-    product_exponents = floor_log2(x)[:, None] + floor_log2(weight)
+    product_exponents = factor_exponents(x, dtype)[:, None] + factor_exponents(weight, dtype)
     largest = torch.maximum(product_exponents.amax(-1), floor_log2(total))
     ulp_exponent = largest.clamp(min=-900) - 23  # 2^-900: the inverse of `unit` is finite
     unit = torch.ldexp(torch.ones_like(total), ulp_exponent - alignment)
@@ -250,7 +272,7 @@ def tensor_core_sum(
         a_parts = a[:, columns].split(kernel.cores.terms, 1)
         b_parts = b[:, columns].split(kernel.cores.terms, 1)
         for a_part, b_part in zip(a_parts, b_parts, strict=True):
-            partial = accumulate(partial, a_part, b_part, kernel.cores.alignment)
+            partial = accumulate(partial, a_part, b_part, kernel.cores.alignment, kernel.half)
         return partial
 
     for lo, hi in accumulations(x_hi.shape[1], kernel):
@@ -316,12 +338,15 @@ def has_many_subnormals(hi: Tensor) -> Tensor:
 
 
 def unpromoted_sum(x: Tensor, weight: Tensor, instruction_k: int, kernel: Kernel) -> Tensor:
-    """Return x weight^T from one accumulator along K, with instructions of `instruction_k` of K."""
+    """Return x weight^T from one accumulator along K, with instructions of `instruction_k` of K.
+
+    x and weight have the dtype of the operands, see `accumulate`.
+    """
     total = torch.zeros(len(x), len(weight), dtype=torch.float64)
     x_parts = x.double().split(instruction_k, 1)
     weight_parts = weight.double().split(instruction_k, 1)
     for a, b in zip(x_parts, weight_parts, strict=True):
-        total = accumulate(total, a, b, kernel.cores.alignment)
+        total = accumulate(total, a, b, kernel.cores.alignment, x.dtype)
     return total
 
 
