@@ -143,8 +143,6 @@ class Grading:
         self.progress = progress
         self.device = resources.problem.device
         deadline = monotonic() + options.timeout
-        # A lack of memory for the steps of one file is none for the next.
-        resources.problem.float64_obstacle_in_steps = None
         self.solution = Contestant(
             resources.server, resources.memory.pool, self.device, Role.SOLUTION, deadline
         )

@@ -19,7 +19,6 @@ from referee.checks.forward import check_case
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete
 from referee.checks.solution_step import (
-    PreparedStep,
     check_results_of_step_apart,
     prepare_step,
     read_quantity,
@@ -31,7 +30,7 @@ from referee.contestants.errors import RaisedError
 from referee.grading import Grading
 from referee.message_lines import MAX_LINE_LENGTH
 from referee.reference.file import NoRoomError
-from referee.reference.reference_step import StepArguments
+from referee.reference.problem import StepArguments
 from referee.rounds.turns import only_compiled
 from referee.verdict import NotCorrectError, outcome_of_exception
 from referee.verdict_words import WRONG
@@ -87,8 +86,8 @@ def check_gradients(grading: Grading) -> None:
     except (NoRoomError, torch.OutOfMemoryError):
         grading.verdict.notes.append(NO_ROOM)
         return
-    if problem.float64_obstacle_in_steps:
-        grading.verdict.notes.append(f"training step: {problem.float64_obstacle_in_steps}")
+    if obstacle := grading.reference.float64_obstacle_in_steps:
+        grading.verdict.notes.append(f"training step: {obstacle}")
     grading.findings.quantities = quantities
     if not quantities:
         _check_recorded_forward(grading)
@@ -169,12 +168,11 @@ def _compare_drawn_step(
         inputs: the arguments of the forward.
         quantities: results and gradients of the steps before; empty before the first step.
     """
-    prepared = prepare_step(grading, inputs)
+    step = prepare_step(grading, inputs)
     if not quantities:
-        parameters = prepared.arguments.parameters
-        quantities = make_quantities(inputs, parameters, prepared.output_count)
-    begin_step(grading, prepared, quantities)
-    compare_step(grading, prepared, quantities)
+        quantities = make_quantities(inputs, step.parameters, step.output_count)
+    begin_step(grading, step, quantities)
+    compare_step(grading, step, quantities)
     return quantities
 
 
@@ -197,30 +195,29 @@ def _judge_quantities(grading: Grading, quantities: list[Quantity]) -> None:
     raise NotCorrectError(WRONG, mistakes[:MAX_LINE_LENGTH])
 
 
-def begin_step(grading: Grading, prepared: PreparedStep, quantities: list[Quantity]) -> None:
+def begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> None:
     """Run the reference's step; begin the step of each quantity with its reference tensor.
 
     Raises:
         NothingToCompareError: the reference has no gradients that can be compared.
     """
-    grading.latest_inputs = prepared.arguments.inputs
-    reference_step = grading.reference.step_with_budgets(prepared.arguments)
-    if reference_step is None:
+    grading.latest_inputs = step.inputs
+    tensors = grading.reference.step_with_budgets(step)
+    if not tensors:
         raise NothingToCompareError
-    grading.problem.float64_obstacle_in_steps = reference_step.float64_obstacle
-    for quantity, tensor in zip(quantities, reference_step.tensors, strict=True):
+    for quantity, tensor in zip(quantities, tensors, strict=True):
         before = quantity.spec
         if before and tensor and before.shape != tensor.spec.shape:
             raise NothingToCompareError  # its shape depends on the inputs' values
         quantity.begin_step(tensor)
 
 
-def compare_step(grading: Grading, prepared: PreparedStep, quantities: list[Quantity]) -> None:
+def compare_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> None:
     """Have the solution run a step; compare results and gradients with the reference's.
 
     Args:
         grading: the file under grading.
-        prepared: the step.
+        step: the step.
         quantities: its results and gradients, for which `begin_step` has run the reference.
 
     Raises:
@@ -230,12 +227,12 @@ def compare_step(grading: Grading, prepared: PreparedStep, quantities: list[Quan
     has_changed_buffers = bool(grading.problem.changed_buffers)
     if has_changed_buffers:
         prepare_buffers(grading)
-    reply = ask_for_step(grading, prepared.arguments, quantities)
+    reply = ask_for_step(grading, step, quantities)
     check_intact(grading, "the backward", with_gradients=True)
-    _check_gradients_exist(reply["returned"][0]["results"], quantities, prepared.output_count)
-    _compare_quantities(grading, quantities, reply, prepared.are_masked)
+    _check_gradients_exist(reply["returned"][0]["results"], quantities, step.output_count)
+    _compare_quantities(grading, quantities, reply, step.are_masked)
     if has_changed_buffers:
-        inputs = prepared.arguments.inputs
+        inputs = step.inputs
         compare_buffers(grading, grading.reference.buffers_after(inputs), "a training step")
     grading.resources.free_results(grading.solution)
     grading.verdict.case_count += 1

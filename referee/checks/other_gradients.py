@@ -55,12 +55,12 @@ def _compare_step(grading: Grading) -> None:
         NotCorrectError, or what `compare_step` raises.
     """
     inputs = unusual_inputs(grading.problem, BOTH_SIGNS, grading.draw_inputs())
-    prepared = prepare_step(grading, inputs)
+    step = prepare_step(grading, inputs)
     quantities = [quantity.without_steps() for quantity in grading.findings.quantities]
-    begin_step(grading, prepared, quantities)
+    begin_step(grading, step, quantities)
     if not all(quantity.is_reference_finite for quantity in quantities):
         return
-    compare_step(grading, prepared, quantities)
+    compare_step(grading, step, quantities)
     for quantity in quantities:
         if quantity.is_wrong_in_one_step:
             reason = f"training step for {BOTH_SIGNS}, {quantity.find_mistake()}"

@@ -3,8 +3,6 @@
 `gradients` compares untimed steps, and `timed_training_steps` timed ones.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from referee.checks.returned_results import (
@@ -17,25 +15,11 @@ from referee.checks.separate_results import check_results_apart
 from referee.comparison.quantity import Kind, Quantity
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
-from referee.reference.reference_step import StepArguments, draw_gradients
+from referee.reference.problem import StepArguments
+from referee.reference.reference_step import draw_gradients
 
 
-class PreparedStep(NamedTuple):
-    """A training step that can be run.
-
-    Attributes:
-        arguments: the module, the inputs, the outputs' gradients, and the names of the parameters.
-        are_masked: whether the outputs' gradients are zero wherever rounding decides if a gradient
-            passes, as in `Problem.where_gradients_pass`.
-        output_count: the number of outputs, floats or not.
-    """
-
-    arguments: StepArguments
-    are_masked: bool
-    output_count: int
-
-
-def prepare_step(grading: Grading, inputs: list) -> PreparedStep:
+def prepare_step(grading: Grading, inputs: list) -> StepArguments:
     """Draw gradients for the reference's outputs; return the step with these inputs."""
     reference = grading.reference
     outputs = reference.eager_results(inputs)
@@ -44,8 +28,14 @@ def prepare_step(grading: Grading, inputs: list) -> PreparedStep:
     if mask is not None:
         for gradient in gradients:
             gradient.mul_(mask)
-    arguments = StepArguments(reference.module, inputs, gradients, reference.parameter_names())
-    return PreparedStep(arguments, mask is not None, len(outputs))
+    return StepArguments(
+        reference.module,
+        inputs,
+        gradients,
+        reference.parameter_names(),
+        len(outputs),
+        are_masked=mask is not None,
+    )
 
 
 def check_results_of_step_apart(

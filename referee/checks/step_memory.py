@@ -19,7 +19,7 @@ from referee.contestants.descriptions import ResultIndex
 from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
-from referee.reference.reference_step import StepArguments
+from referee.reference.problem import StepArguments
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 
@@ -91,7 +91,7 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     quantities = grading.findings.quantities
     inputs = grading.problem.draw()
     grading.latest_inputs = inputs
-    step = prepare_step(grading, inputs).arguments
+    step = prepare_step(grading, inputs)
     reply = ask_for_step(grading, step, quantities)
     check_intact(grading, "a training step", with_gradients=True)
     held_tensors = []

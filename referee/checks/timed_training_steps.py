@@ -26,11 +26,11 @@ from referee.eager_processes import EagerOutOfMemoryError
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
 from referee.reference.module import ReferenceModule
-from referee.reference.reference_step import StepArguments
+from referee.reference.problem import StepArguments
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.round_memory import RoundMemory
-from referee.rounds.samples import note_clock
-from referee.rounds.step_samples import StepSample, StepSamples
+from referee.rounds.samples import RoundSamples, note_clock
+from referee.rounds.step_samples import set_step_times
 from referee.rounds.timed_requests import (
     EMPTY_REQUESTS,
     TimedCall,
@@ -41,6 +41,7 @@ from referee.rounds.timed_requests import (
 from referee.rounds.timed_steps import count_kept_bytes, time_steps
 from referee.rounds.turns import in_random_order, only_compiled, timed_calls_of, timed_rounds
 from referee.times.timings import StepTimings, Timings
+from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 
@@ -94,8 +95,8 @@ def _time_rounds(grading: Grading) -> None:
     runner.prepare()
     for samples in timed_rounds(grading, runner.run_round, "the training step"):
         runner.samples.add(samples)
-        runner.samples.set_times(step)
-    note_clock(grading, runner.samples.whole_steps)
+        set_step_times(step, runner.samples)
+    note_clock(grading, runner.samples)
     for quantity in runner.quantities:
         if mistake := quantity.find_mistake():
             raise NotCorrectError(WRONG, f"in timed steps, {mistake}")
@@ -131,7 +132,7 @@ class _StepRunner:
         self.quantities = [quantity.without_steps() for quantity in grading.findings.quantities]
         self._nothing = empty_call(grading.resources)
         self._timed_calls = [*timed_calls, self._nothing]
-        self.samples = StepSamples(grading.problem.names, timed_calls)
+        self.samples = RoundSamples(grading.problem.names, timed_calls)
         self._flush = make_flush(grading.resources)
         self._memory = RoundMemory(
             grading.resources, [timed_call.contestant for timed_call in timed_calls]
@@ -144,20 +145,20 @@ class _StepRunner:
         check_intact(self._grading, "a forward whose kept bytes are counted")
         for _ in range(EMPTY_REQUESTS):
             timed = time_steps(self._grading, self._nothing, self._step_count)
-            self.samples.whole_steps.empty_samples.append(timed.step_sample.sample)
+            self.samples.empty_samples.append(timed.sample)
         self._memory.begin()
 
-    def run_round(self) -> dict[str, StepSample]:
+    def run_round(self) -> dict[str, Sample]:
         """Run a round; return the timed calls' samples by name."""
         drawn_steps = _draw_round(self._grading, self._step_count)
         samples = {}
         for timed_call in in_random_order(self._timed_calls):
             samples[timed_call.name] = self._take_turn(timed_call, drawn_steps)
         self._memory.end_round()
-        self.samples.whole_steps.empty_samples.append(samples.pop(self._nothing.name).sample)
+        self.samples.empty_samples.append(samples.pop(self._nothing.name))
         return samples
 
-    def _take_turn(self, timed_call: TimedCall, drawn_steps: list[DrawnStep]) -> StepSample:
+    def _take_turn(self, timed_call: TimedCall, drawn_steps: list[DrawnStep]) -> Sample:
         """Time a request; compare the results and gradients if they are the solution's."""
         grading = self._grading
         templates_of_steps = None
@@ -169,7 +170,7 @@ class _StepRunner:
             timed = time_steps(grading, timed_call, self._step_count, templates_of_steps)
             if timed_call.contestant is grading.solution:
                 self._compare_request(timed.reply["returned"], drawn_steps, timed.early_elements)
-        return timed.step_sample
+        return timed.sample
 
     def _compare_request(
         self, returned: list[dict], drawn_steps: list[DrawnStep], early_elements: EarlyElements
@@ -272,7 +273,7 @@ def _draw_round(grading: Grading, step_count: int) -> list[DrawnStep]:
 
 def _draw_step(grading: Grading, inputs: list) -> DrawnStep:
     """Draw the outputs' gradients of a training step, and run the reference's."""
-    arguments = prepare_step(grading, inputs).arguments
+    arguments = prepare_step(grading, inputs)
     return DrawnStep(arguments, grading.reference.eager_results_of_step(arguments))
 
 

@@ -4,7 +4,7 @@ A result is wrong as soon as one step is beyond the error budget, unless a secon
 
 A gradient needs several steps. Where a sum is near zero, rounding decides whether ReLU passes a
 gradient, so an honest one may differ by much. The next step has other inputs, and other sums near
-zero. So `gradient_rules` decide: those in UNTIMED in untimed steps, those in TIMED in timed ones.
+zero. So `gradient_rules` decide.
 """
 
 import math
@@ -17,28 +17,20 @@ import torch
 from referee.comparison.accuracy import typical_error
 from referee.comparison.compare import blocks, flat_reals, relative_difference
 from referee.comparison.gradient_rules import (
-    FarOffInMostSteps,
-    FarOffInOneStep,
-    GradientOfStep,
-    InaccurateInManySteps,
-    Rule,
-    WrongInEveryStep,
+    MAX_TIMES_OTHER_ROUNDINGS,
+    Step,
+    Steps,
+    far_off_limit,
+    far_off_in_most_steps,
+    far_off_in_one_step,
+    inaccurate_in_many_steps,
+    wrong_in_every_step,
 )
 from referee.comparison.mistakes import describe_mean_error
 from referee.comparison.reference_tensor import Comparison, ReferenceTensor
 from referee.comparison.result_spec import ResultSpec
 from referee.comparison.second_look import RoundedOtherwise
 from referee.contestants.autograd import is_differentiable
-
-# The rules for a gradient in untimed and in timed steps.
-UNTIMED: tuple[type[Rule], ...] = (FarOffInOneStep, WrongInEveryStep)
-TIMED: tuple[type[Rule], ...] = (
-    FarOffInOneStep,
-    FarOffInMostSteps,
-    WrongInEveryStep,
-    InaccurateInManySteps,
-)
-
 
 class Kind(Enum):
     """The kinds of quantities."""
@@ -154,7 +146,8 @@ class GradientQuantity(Quantity):
 
     def __init__(self, name: str, kind: Kind) -> None:
         super().__init__(name, kind)
-        self._rules = {rule: rule() for rule in TIMED}
+        self._untimed = Steps()
+        self._timed = Steps()
 
     def judge_untimed(self, got: torch.Tensor) -> None:
         """Judge the solution's gradient of the untimed step that has begun."""
@@ -164,15 +157,11 @@ class GradientQuantity(Quantity):
         comparison = self._compare(got)
         mistake = self._find_mistake_of(comparison)
         if mistake is None:
-            step = GradientOfStep(self.spec)
-        else:
-            step = GradientOfStep(
-                self.spec,
-                mistake,
-                wrong=comparison.wrong,
-                relative_error=comparison.errors.relative,
-            )
-        self._take_in(step, UNTIMED)
+            self._untimed.add_right()
+            return
+        self._keep_first(mistake)
+        self._untimed.add_wrong(Step(comparison.errors.relative), comparison.wrong)
+        self.is_wrong_in_one_step |= far_off_in_one_step(self._untimed)
 
     def judge_strictly(self, got: torch.Tensor) -> None:
         """Judge the solution's gradient of an untimed step in which a mistake decides.
@@ -202,17 +191,20 @@ class GradientQuantity(Quantity):
             return
         difference = in_other_draws.compare_with_eager(got, eager)
         if difference.mistake is None:
-            step = GradientOfStep(self.spec)
-        else:
-            step = GradientOfStep(
-                self.spec,
-                difference.mistake,
-                wrong=difference.wrong,
-                relative_error=_relative_error(flat_reals(got), flat_reals(eager)),
-                typical_error=typical_error(flat_reals(got), flat_reals(eager)),
-                error_of_other_roundings=error_of_other_roundings,
-            )
-        self._take_in(step, TIMED)
+            self._timed.add_right()
+            return
+        self._keep_first(difference.mistake)
+        got, eager = flat_reals(got), flat_reals(eager)
+        relative_error, error = _relative_error(got, eager), typical_error(got, eager)
+        # The usual case is an error within the limit, and no other roundings are computed.
+        is_inaccurate = (
+            error > self.spec.budget.typical_limit
+            and error > MAX_TIMES_OTHER_ROUNDINGS * error_of_other_roundings()
+        )
+        is_far_off = relative_error > far_off_limit(self.spec)
+        step = Step(relative_error, is_far_off=is_far_off, is_inaccurate=is_inaccurate)
+        self._timed.add_wrong(step, difference.wrong)
+        self.is_wrong_in_one_step |= far_off_in_one_step(self._timed)
 
     def without_steps(self) -> "GradientQuantity":
         """Return a gradient with the same name and spec, for which no step was compared."""
@@ -220,18 +212,15 @@ class GradientQuantity(Quantity):
         made.spec = self.spec
         return made
 
-    def _take_in(self, step: GradientOfStep, rules: tuple[type[Rule], ...]) -> None:
-        """Add a step to some of the rules."""
-        self._keep_first(step.mistake)
-        for rule in rules:
-            self._rules[rule].add(step)
-        if self._rules[FarOffInOneStep].is_mistake():
-            self.is_wrong_in_one_step = True
-
     def _is_wrong(self) -> bool:
         """Return whether the steps so far, one or all, show that the gradient is wrong."""
-        rules = self._rules.values()
-        return self.is_wrong_in_one_step or any(rule.is_mistake() for rule in rules)
+        return (
+            self.is_wrong_in_one_step
+            or wrong_in_every_step(self._untimed)
+            or wrong_in_every_step(self._timed)
+            or far_off_in_most_steps(self._timed)
+            or inaccurate_in_many_steps(self._timed)
+        )
 
     def _find_mistake_of(self, comparison: Comparison) -> str | None:
         """Return in words what is wrong with a gradient in an untimed step; None if nothing is.

@@ -15,14 +15,9 @@ from referee.comparison.second_look import RoundedOtherwise
 from referee.contestants.forms import without_repeats
 from referee.reference.file import BadReferenceError
 from referee.reference.other_roundings import OtherRoundings
-from referee.reference.problem import Problem
+from referee.reference.problem import Problem, StepArguments
 from referee.reference.random_values import changing_names, new_seed, vary_into
-from referee.reference.reference_step import (
-    ReferenceStep,
-    StepArguments,
-    step_or_none,
-    step_with_budgets,
-)
+from referee.reference.reference_step import step_or_none, step_with_budgets
 
 # Bytes of parameters. The module with the parameters of the call before is kept only if it has no
 # more: it helps to recognize a solution that answers with old parameters, and decides nothing.
@@ -45,12 +40,16 @@ class ReferenceModule:
         previous: the module with the parameters before the latest change; None if it is not kept.
         has_timed_arguments: whether the module was constructed with the problem's own arguments,
             not with those of a small case.
+        float64_obstacle_in_steps: like `Problem.float64_obstacle`, of training steps; the first
+            `step_with_budgets` finds it. A lack of memory for the steps of one file is none for
+            the next, which has a `ReferenceModule` of its own.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.module: nn.Module | None = None
         self.previous: nn.Module | None = None
         self.has_timed_arguments = False
+        self.float64_obstacle_in_steps: str | None = None
         self._problem = problem
         # The names of the parameters and buffers that get new values.
         self._changing_names: list[str] = []
@@ -126,16 +125,18 @@ class ReferenceModule:
     def eager_results_of_step(self, step: StepArguments) -> list[torch.Tensor | None]:
         """Return eager's results and gradients of a training step, without error budgets."""
         with self._restored_buffers():
-            return self._problem.run_step(*step)
+            return self._problem.run_step(step)
 
-    def step_with_budgets(self, step: StepArguments) -> ReferenceStep | None:
+    def step_with_budgets(self, step: StepArguments) -> list[ReferenceTensor | None]:
         """Return eager's results and gradients of a training step, with their error budgets.
 
-        Returns:
-            None if the reference has no gradients to compare.
+        The list is empty if the reference has no gradients to compare.
         """
         with self._restored_buffers():
-            return step_with_budgets(self._problem, step)
+            tensors, self.float64_obstacle_in_steps = step_with_budgets(
+                self._problem, step, self.float64_obstacle_in_steps
+            )
+        return tensors
 
     def rounded_otherwise(self, inputs: list, result_index: int) -> RoundedOtherwise | None:
         """Return a function that computes one of a forward's results with other roundings.
@@ -167,7 +168,7 @@ class ReferenceModule:
         try:
             for _ in range(OTHER_ROUNDINGS_OF_STEPS):
                 with self._restored_buffers(), OtherRoundings(self._problem):
-                    other_results = step_or_none(lambda: self._problem.run_step(*step))
+                    other_results = step_or_none(lambda: self._problem.run_step(step))
                 if other_results is None:
                     return unknown
                 for i, error in _typical_errors(other_results, eager):

@@ -7,6 +7,7 @@ small cases, error limits or yardsticks, writes a subclass that overrides the me
 
 import copy
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +26,27 @@ from referee.times.timings import LimitingRate, ReportNames, Timings
 # If inputs, outputs and parameters take more than this share of a GPU's memory, not all contestants
 # can keep memory for them at once: each gives back what it does not use.
 LARGE_SHARE = 1 / 16
+
+
+class StepArguments(NamedTuple):
+    """A training step of the reference: a forward that autograd records, and its backward.
+
+    Attributes:
+        module: the reference's module.
+        inputs: the arguments of the forward.
+        output_gradients: the gradients of those outputs that hold floats.
+        parameters: the names of the parameters whose gradients are computed.
+        output_count: the number of outputs, floats or not.
+        are_masked: whether the outputs' gradients are zero wherever rounding decides if a gradient
+            passes, as in `Problem.where_gradients_pass`.
+    """
+
+    module: nn.Module
+    inputs: list
+    output_gradients: list[torch.Tensor]
+    parameters: list[str]
+    output_count: int
+    are_masked: bool = False
 
 
 class Problem:
@@ -47,8 +69,6 @@ class Problem:
             `first_forward.FirstForward`. With cases of its own, no buffers are compared.
         float64_obstacle: why results are compared only with eager's, in words; None if results are
             compared with float64's.
-        float64_obstacle_in_steps: the same for training steps, which the first comparison of
-            gradients finds.
 
     `name`, `file` and `device` are attributes, too. A subclass may replace the class's attributes.
 
@@ -93,7 +113,6 @@ class Problem:
         self.sharing_pairs = facts.forward.sharing_pairs
         self.changed_buffers = [] if file.has_own_cases else facts.forward.changed_buffers
         self.float64_obstacle = facts.float64_obstacle
-        self.float64_obstacle_in_steps: str | None = None
 
     # ----------------------------------------------------------------- the reference and its inputs
 
@@ -120,20 +139,8 @@ class Problem:
         """Return eager's results of a forward that autograd does not record."""
         return self.file.run(module, inputs)
 
-    def run_step(
-        self,
-        module: nn.Module,
-        inputs: list,
-        output_gradients: list[torch.Tensor],
-        parameters: list[str],
-    ) -> list[torch.Tensor | None]:
-        """Return eager's results of a training step: a recorded forward, and its backward.
-
-        Args:
-            module: the reference's.
-            inputs: the arguments of the forward.
-            output_gradients: the gradients of those outputs that hold floats.
-            parameters: the names of the parameters whose gradients are returned.
+    def run_step(self, step: StepArguments) -> list[torch.Tensor | None]:
+        """Return eager's results of a training step.
 
         Returns:
             The outputs, the gradients of the inputs, and the gradients of the parameters; None for
@@ -142,13 +149,15 @@ class Problem:
         Raises:
             BadReferenceError: the recorded forward raises, or its backward.
         """
-        arguments = with_gradient_leaves(inputs)
+        arguments = with_gradient_leaves(step.inputs)
         with torch.enable_grad():
-            _, outputs = self.file.call_or_refuse("forward", lambda: flatten(module(*arguments)))
-            state = module.state_dict(keep_vars=True)
-            sources = sources_of(arguments, [state[name] for name in parameters])
+            _, outputs = self.file.call_or_refuse(
+                "forward", lambda: flatten(step.module(*arguments))
+            )
+            state = step.module.state_dict(keep_vars=True)
+            sources = sources_of(arguments, [state[name] for name in step.parameters])
             gradients = self.file.call_or_refuse(
-                "backward", lambda: differentiate(outputs, sources, output_gradients)
+                "backward", lambda: differentiate(outputs, sources, step.output_gradients)
             )
         return [*map(as_plain_tensor, outputs), *gradients]
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 
 from referee.comparison.reference_tensor import ReferenceTensor
-from referee.contestants.autograd import is_differentiable
 from referee.reference.file import BadReferenceError, NoRoomError
 from referee.reference.float64 import (
     NO_FLOAT64,
@@ -15,44 +14,9 @@ from referee.reference.float64 import (
     module_in_float64,
 )
 from referee.reference.operators import Operators
-from referee.reference.problem import Problem
+from referee.reference.problem import Problem, StepArguments
 from referee.reference.random_values import draw_into
 from referee.reference.tf32 import RoundedOperands
-
-
-class StepArguments(NamedTuple):
-    """The arguments of a training step of the reference; see `Problem.run_step`.
-
-    Attributes:
-        module: the reference's module.
-        inputs: the arguments of the forward.
-        output_gradients: the gradients of those outputs that hold floats.
-        parameters: the names of the parameters that have gradients.
-    """
-
-    module: torch.nn.Module
-    inputs: list
-    output_gradients: list[torch.Tensor]
-    parameters: list[str]
-
-    @property
-    def gradient_count(self) -> int:
-        """The number of gradients of inputs and parameters."""
-        return sum(map(is_differentiable, self.inputs)) + len(self.parameters)
-
-
-class ReferenceStep(NamedTuple):
-    """The reference's results and gradients for a training step.
-
-    Attributes:
-        tensors: results, then gradients, each with its error budget; None for a gradient that does
-            not exist.
-        float64_obstacle: why the budgets do not follow from a step in float64; None if they do,
-            or need none.
-    """
-
-    tensors: list[ReferenceTensor | None]
-    float64_obstacle: str | None
 
 
 class Float64Step(NamedTuple):
@@ -84,45 +48,61 @@ def draw_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [draw_into(torch.zeros(y.shape, dtype=y.dtype, device=y.device)) for y in floats]
 
 
-def step_with_budgets(problem: Problem, step: StepArguments) -> ReferenceStep | None:
-    """Return the reference's results of a training step; None if it has no gradients to compare."""
+def step_with_budgets(
+    problem: Problem, step: StepArguments, float64_obstacle: str | None = None
+) -> tuple[list[ReferenceTensor | None], str | None]:
+    """Return the reference's results and gradients of a training step, with their error budgets.
+
+    Args:
+        problem: the reference.
+        step: the step.
+        float64_obstacle: why an earlier step could not be run in float64; None if it could be.
+
+    Returns:
+        Results, then gradients; None for a gradient that does not exist. The list is empty if the
+        reference has no gradients to compare. Then why the budgets do not follow from a step in
+        float64; None if they do, or need none.
+    """
     with Operators() as observed:
-        eager = step_or_none(lambda: problem.run_step(*step))
+        eager = step_or_none(lambda: problem.run_step(step))
     if eager is None:
-        return None
-    output_count = len(eager) - step.gradient_count
-    has_gradients = any(gradient is not None for gradient in eager[output_count:])
+        return [], float64_obstacle
+    has_gradients = any(gradient is not None for gradient in eager[step.output_count :])
     are_dense = all(x is None or x.layout == torch.strided for x in eager)
     if not has_gradients or not are_dense:
-        return None
-    in_float64 = _step_in_float64(problem, step)
+        return [], float64_obstacle
+    in_float64 = _step_in_float64(problem, step, float64_obstacle)
     tensors: list[ReferenceTensor | None] = []
     for index, x in enumerate(eager):
         if x is None:
             tensors.append(None)
             continue
         # An output has the budget of a forward. That of a gradient follows from the whole step.
-        terms = problem.terms if index < output_count else observed.most_terms
+        terms = problem.terms if index < step.output_count else observed.most_terms
         tensor = problem.reference_tensor_in_step(
             x, in_float64.exact_at(index), terms, in_float64.in_tf32_at(index)
         )
         if problem.gives_memory_back:
             tensor.forget_exact()
         tensors.append(tensor)
-    return ReferenceStep(tensors, in_float64.obstacle)
+    return tensors, in_float64.obstacle
 
 
-def _step_in_float64(problem: Problem, step: StepArguments) -> Float64Step:
+def _step_in_float64(
+    problem: Problem, step: StepArguments, obstacle: str | None
+) -> Float64Step:
     """Run a training step in float64, where the problem needs it and it is possible."""
     # The reason `problem.float64_obstacle` is not repeated for steps: it is noted for forwards.
-    if problem.float64_obstacle or problem.float64_obstacle_in_steps or not problem.needs_float64:
-        return Float64Step(obstacle=problem.float64_obstacle_in_steps)
+    if problem.float64_obstacle or obstacle or not problem.needs_float64:
+        return Float64Step(obstacle=obstacle)
 
     def run() -> list:
-        wide_module = problem.file.call_or_refuse("float64", lambda: module_in_float64(step.module))
-        wide_gradients = [g.double() for g in step.output_gradients]
-        wide_inputs = inputs_in_float64(step.inputs)
-        return problem.run_step(wide_module, wide_inputs, wide_gradients, step.parameters)
+        wide_step = step._replace(
+            module=problem.file.call_or_refuse("float64", lambda: module_in_float64(step.module)),
+            inputs=inputs_in_float64(step.inputs),
+            output_gradients=[g.double() for g in step.output_gradients],
+        )
+        return problem.run_step(wide_step)
 
     try:
         exact = step_or_none(run)

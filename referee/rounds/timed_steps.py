@@ -1,29 +1,14 @@
 """Timed requests of training steps, and the bytes that autograd keeps in a step."""
 
 from contextlib import suppress
-from typing import NamedTuple
 
 from referee.contestants.errors import RaisedError
 from referee.contestants.reading import MAX_NUMBER
 from referee.grading import Grading
 from referee.request_memory import Templates
 from referee.rounds.early_elements import EarlyElements
-from referee.rounds.step_samples import StepSample, make_step_sample
-from referee.rounds.timed_requests import TimedCall
-
-
-class StepsOutcome(NamedTuple):
-    """A request of training steps and what came of it.
-
-    Attributes:
-        step_sample: the times of the request.
-        reply: the process's reply.
-        early_elements: the elements that were read before the clock stopped.
-    """
-
-    step_sample: StepSample
-    reply: dict
-    early_elements: EarlyElements
+from referee.rounds.step_samples import make_step_sample
+from referee.rounds.timed_requests import RequestOutcome, TimedCall
 
 
 def time_steps(
@@ -31,7 +16,7 @@ def time_steps(
     timed_call: TimedCall,
     step_count: int,
     templates_of_steps: list[Templates] | None = None,
-) -> StepsOutcome:
+) -> RequestOutcome:
     """Time the training steps of one request of a timed call.
 
     Args:
@@ -59,8 +44,8 @@ def time_steps(
             parameters=parameters,
             outputs=outputs,
         )
-    step_sample = make_step_sample(reply, contestant.seconds, step_count)
-    return StepsOutcome(step_sample, reply, early_elements)
+    sample = make_step_sample(reply, contestant.seconds, step_count)
+    return RequestOutcome(sample, reply, early_elements)
 
 
 def count_kept_bytes(grading: Grading) -> dict[str, int]:

@@ -253,9 +253,10 @@ def test_an_output_of_a_step_has_the_budget_of_a_forward(tmp_path):
     path.write_text(IMPORTS + reference("return torch.relu(x)", "[torch.rand(1024, 1024)]"))
     problem = Problem("relu", load(path), torch.device("cpu"))
     module, inputs = problem.construct(0), problem.draw()
-    step = StepArguments(module, inputs, draw_gradients(problem.run(module, inputs)), [])
+    step = StepArguments(module, inputs, draw_gradients(problem.run(module, inputs)), [], 1)
     in_forward = problem.reference_tensors(module, inputs)[0].spec.budget
-    for tensor in step_with_budgets(problem, step).tensors:
+    tensors, _ = step_with_budgets(problem, step)
+    for tensor in tensors:
         budget = tensor.spec.budget
         assert budget.rtol == in_forward.rtol
         assert budget.atol < 1e-6

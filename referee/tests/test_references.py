@@ -106,19 +106,19 @@ def step_of(first_line, tmp_path):
     path = tmp_path / "problem.py"
     path.write_text(IMPORTS + reference(f"{first_line}\nreturn x * 2", "[torch.rand(3, 4)]"))
     problem = Problem("problem", load(path), torch.device("cpu"))
-    return problem, StepArguments(problem.construct(0), problem.draw(), [torch.ones(3, 4)], [])
+    return problem, StepArguments(problem.construct(0), problem.draw(), [torch.ones(3, 4)], [], 1)
 
 
 @pytest.mark.parametrize("line", NO_BACKWARD)
 def test_a_reference_whose_step_raises_has_no_gradients(line, tmp_path):
     problem, step = step_of(line, tmp_path)
-    assert step_or_none(lambda: problem.run_step(*step)) is None
+    assert step_or_none(lambda: problem.run_step(step)) is None
 
 
 def test_a_reference_without_memory_is_not_one_without_gradients(tmp_path):
     problem, step = step_of(OUT_OF_MEMORY, tmp_path)
     with pytest.raises(NoRoomError):
-        step_or_none(lambda: problem.run_step(*step))
+        step_or_none(lambda: problem.run_step(step))
 
 
 # First lines of a forward on a CPU that need more memory than there is, and how the reason begins.
@@ -140,10 +140,10 @@ def test_a_lack_of_memory_on_a_cpu_is_told_in_plain_words(name, tmp_path):
 
 def test_a_fault_of_the_referee_does_not_pass_for_a_missing_backward(tmp_path, monkeypatch):
     problem, step = step_of("", tmp_path)
-    assert step_or_none(lambda: problem.run_step(*step)) is not None
+    assert step_or_none(lambda: problem.run_step(step)) is not None
     monkeypatch.setattr(reference_problem, "sources_of", lambda arguments: arguments)
     with pytest.raises(TypeError):
-        step_or_none(lambda: problem.run_step(*step))
+        step_or_none(lambda: problem.run_step(step))
 
 
 def test_what_is_drawn_later_does_not_follow_from_a_constructors_seed(device, tmp_path):

@@ -17,7 +17,7 @@ from referee.resources import Plan
 from referee.rounds import slow_eager
 from referee.rounds.samples import UNCONFIRMED, RoundSamples, note_clock
 from referee.rounds.slow_eager import TURNS, check_eager_speed
-from referee.rounds.step_samples import StepSample, StepSamples, make_step_sample
+from referee.rounds.step_samples import make_step_sample, set_step_times
 from referee.rounds.timed_requests import TimedCall
 from referee.times.gain import compare_times
 from referee.times.ratios import p10_and_p90, speed_up
@@ -87,14 +87,14 @@ def test_a_copy_gains_nothing_if_all_of_eagers_calls_are_late():
 
 
 def test_the_lateness_of_steps_counts_for_both_halves():
-    samples = StepSamples(NAMES, TIMED_CALLS)
-    sample = StepSample(Sample([5.0] * 12 + [20.0] * 20, 600.0), part_of_forwards=0.5)
-    samples.whole_steps.empty_samples.append(Sample([0.1], 1.0))
+    samples = RoundSamples(NAMES, TIMED_CALLS)
+    sample = Sample([5.0] * 12 + [20.0] * 20, 600.0, part_of_forwards=0.5)
+    samples.empty_samples.append(Sample([0.1], 1.0))
     samples.add({timed_call.name: sample for timed_call in TIMED_CALLS})
     step = StepTimings(*(Timings("cuda", NAMES, None, work=0) for _ in range(2)))
     for half in (step.forward, step.backward):
         half.start(timed_call.name for timed_call in TIMED_CALLS)
-    samples.set_times(step)
+    set_step_times(step, samples)
     assert (step.forward.lateness, step.backward.lateness) == (2.875, 2.875)
 
 
@@ -110,7 +110,7 @@ def test_the_lateness_of_steps_counts_for_both_halves():
 )
 def test_steps_on_a_device_that_waits_for_launches_are_late(backlog, lateness):
     reply = {"seconds": {"forward": [1.0, 1.0], "backward": [2.0, 2.0]}} | backlog
-    assert make_step_sample(reply, 10.0, step_count=2).sample.lateness == lateness
+    assert make_step_sample(reply, 10.0, step_count=2).lateness == lateness
 
 
 # Eight calls of eager's take 24 ms, and a request of eager's 26 to 26.5 ms. The columns are the

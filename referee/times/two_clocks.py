@@ -29,11 +29,14 @@ class Sample(NamedTuple):
         request_seconds: the seconds of the whole request by the referee's clock.
         backlog_seconds: on a GPU, the seconds that the device still computed when the host had
             launched all calls, by the process's own clock; infinite on a CPU.
+        part_of_forwards: of training steps, the part of the calls' time that was spent in forwards,
+            from 0 to 1, by the process's own clock.
     """
 
     call_seconds: list[float]
     request_seconds: float
     backlog_seconds: float = math.inf
+    part_of_forwards: float = 1.0
 
     @property
     def mean_call(self) -> float:
