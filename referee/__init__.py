@@ -77,7 +77,6 @@ verdict: `Verdict`; words for exceptions and crashes
 reference/: the reference
     file                 a problem as a KernelBench file defines it
     problem              `Problem`: its inputs, its results, and how far off results may be
-    facts                facts about the reference, found once before a solution starts
     module               `ReferenceModule`: the reference's module, whose parameters change
     input_source         draws inputs
     first_forward        what the reference's forwards are like; whether solutions can be compared
@@ -96,12 +95,11 @@ comparison/: whether results are right
     quantity             a result or gradient of training steps, over several draws
     gradient_rules       the rules by which such a gradient is wrong
     reference_tensor     a result of the reference, with which a solution's is compared
-    result_spec          the demands on a result that hold in any draw of inputs
-    reference_values     the values of such a result, as eager and float64 give them
-    other_draws          a result for other inputs than those that set its error budget
+    result_spec          the demands on a result in any draw of inputs
     second_look          which wrong elements rounding explains
     mistakes             mistakes of a result in words
     budget               how far off a result may be
+    reference_values     the values of a result of the reference, as eager and float64 give them
     accuracy             how far off it is
     compare              bits and distance of two tensors
 

@@ -8,8 +8,8 @@ import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
+import torch
 from torch import nn
 
 from referee.contestants import processes
@@ -30,65 +30,35 @@ class EagerOutOfMemoryError(NotCorrectError):
     """Eager has no memory on a GPU."""
 
 
-class KeptEagerProcess:
-    """Keeps eager's process on a GPU between two problems.
-
-    The first program of torch.compile takes seconds in a process, for it imports the compiler;
-    later ones take a fraction of a second. On a CPU no process is kept, because it maps the memory
-    of one problem.
-    """
-
-    def __init__(self) -> None:
-        self._contestant: Contestant | None = None
-
-    def keep(self, contestant: Contestant) -> None:
-        """Keep a process and have it forget its module; close the process if that fails."""
-        contestant.reader.forget()
-        try:
-            contestant.ask("reset")
-        except (EndedError, ForgedError, RaisedError):
-            contestant.close()
-            return
-        self._contestant = contestant
-
-    def take(self) -> Contestant | None:
-        """Return the process if there is one that still runs; the caller closes it."""
-        contestant = self._contestant
-        self._contestant = None
-        if contestant is not None and processes.has_ended(contestant.pid):
-            contestant.close()
-            return None
-        return contestant
-
-    def close(self) -> None:
-        """End the process."""
-        if self._contestant is not None:
-            self._contestant.close()
-        self._contestant = None
-
-
-class EagerProcess:
+class EagerProcess(Contestant):
     """One of eager's processes. If it fails, the verdict is an error, and no solution is blamed.
 
     Args:
-        problem: the problem.
-        contestant: the process.
+        server: forks the process.
         pool: the shared memory.
-        close_all: ends all of eager's processes; is called if this one fails.
+        device: where the process computes.
 
     Attributes:
-        contestant: the process.
-        state: its parameters and buffers.
-
-    Raises:
-        NotCorrectError: eager fails.
+        state: its parameters and buffers, from `begin_problem` on.
     """
 
-    def __init__(
-        self, problem: Problem, contestant: Contestant, pool: Pool, close_all: Callable[[], None]
-    ) -> None:
-        self.contestant = contestant
-        self.state = State(contestant, pool)
+    def __init__(self, server: Server, pool: Pool, device: torch.device) -> None:
+        self.state: State | None = None
+        self._close_all: Callable[[], None] = self.close
+        super().__init__(server, pool, device, Role.EAGER)
+
+    def begin_problem(self, problem: Problem, pool: Pool, close_all: Callable[[], None]) -> None:
+        """Import a problem's file; earlier problems must have been forgotten.
+
+        Args:
+            problem: the problem.
+            pool: the problem's shared memory.
+            close_all: ends all of the problem's processes; is called if this one fails.
+
+        Raises:
+            NotCorrectError: eager fails.
+        """
+        self.state = State(self, pool)
         self._close_all = close_all
         file = problem.file
         self.ask(
@@ -113,37 +83,96 @@ class EagerProcess:
         """
         try:
             self.state.construct(problem.file.dtype, seed, module, problem.arguments)
-        except (EndedError, ForgedError, RaisedError) as error:
-            self.fail(error)
         except StateError as error:
             self.close()
             raise NotCorrectError(ERROR, f"eager itself could not be timed: {error}") from None
 
-    def ask(self, method: str, **arguments: object) -> dict:
+    def forget_problem(self) -> bool:
+        """Have the process forget its module, so that another problem can begin.
+
+        Returns:
+            Whether it has. If not, the process is closed.
+        """
+        self.reader.forget()
+        try:
+            self.ask("reset")
+        except NotCorrectError:
+            return False
+        self.state.close()
+        return True
+
+    def ask(
+        self, method: str, read_early: Callable[[dict], object] | None = None, **arguments: object
+    ) -> dict:
         """Send a request, see `Contestant.ask`.
 
         Raises:
-            NotCorrectError: eager fails.
+            NotCorrectError: eager fails. All of its processes are then closed.
         """
-        try:
-            return self.contestant.ask(method, **arguments)
-        except (EndedError, ForgedError, RaisedError) as error:
-            self.fail(error)
+        with self._blamed():
+            return super().ask(method, read_early, **arguments)
+
+    def begin(self, method: str) -> None:
+        """Begin a request, see `Contestant.begin`; raise NotCorrectError as `ask` does."""
+        with self._blamed():
+            super().begin(method)
 
     def close(self) -> None:
         """End the process and give its shared memory back."""
-        self.contestant.close()
-        self.state.close()
+        super().close()
+        if self.state:
+            self.state.close()
 
-    def fail(self, error: EndedError | ForgedError | RaisedError) -> NoReturn:
-        """End all of eager's processes and raise the verdict."""
-        self.close()  # if it fails in the constructor, `close_all` does not know it yet
-        self._close_all()
-        _, why = outcome(error, "being timed")
-        reason = f"eager itself could not be timed: {why}"
-        if isinstance(error, RaisedError) and error.is_lack_of_memory:
-            raise EagerOutOfMemoryError(ERROR, reason) from None
-        raise NotCorrectError(ERROR, reason) from None
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """If the request in this block fails, close all processes and raise the verdict."""
+        try:
+            yield
+        except (EndedError, ForgedError, RaisedError) as error:
+            self.close()  # if `begin_problem` fails, `_close_all` does not know this one yet
+            self._close_all()
+            raise _verdict_on(error) from None
+
+
+def _verdict_on(error: EndedError | ForgedError | RaisedError) -> NotCorrectError:
+    """Return the verdict if eager fails with an error."""
+    _, why = outcome(error, "being timed")
+    reason = f"eager itself could not be timed: {why}"
+    if isinstance(error, RaisedError) and error.is_lack_of_memory:
+        return EagerOutOfMemoryError(ERROR, reason)
+    return NotCorrectError(ERROR, reason)
+
+
+class KeptEagerProcess:
+    """Keeps eager's process on a GPU between two problems.
+
+    The first program of torch.compile takes seconds in a process, for it imports the compiler;
+    later ones take a fraction of a second. On a CPU no process is kept, because it maps the memory
+    of one problem.
+    """
+
+    def __init__(self) -> None:
+        self._process: EagerProcess | None = None
+
+    def keep(self, process: EagerProcess) -> None:
+        """Keep a process and have it forget its module; close the process if that fails."""
+        if process.forget_problem():
+            self._process = process
+
+    def take(self) -> EagerProcess | None:
+        """Return the process if there is one that still runs; the caller closes it."""
+        process = self._process
+        self._process = None
+        if process is not None and processes.has_ended(process.pid):
+            process.close()
+            return None
+        return process
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.close()
+        self._process = None
 
 
 class EagerProcesses:
@@ -186,7 +215,7 @@ class EagerProcesses:
         Raises:
             NotCorrectError: eager fails.
         """
-        if any(processes.has_ended(process.contestant.pid) for process in self.members):
+        if any(processes.has_ended(process.pid) for process in self.members):
             self.close()
         count = 2 if self._problem.device.type == "cpu" else 1
         if len(self.members) == count:
@@ -195,8 +224,8 @@ class EagerProcesses:
         module = self._problem.construct(seed)
         pool = self._memory.pool
         while len(self.members) < count:
-            contestant = self._kept_or_new_contestant()
-            process = EagerProcess(self._problem, contestant, pool, self.close)
+            process = self._kept_or_new_process()
+            process.begin_problem(self._problem, pool, self.close)
             self.members.append(process)
             process.construct(self._problem, seed, module)
 
@@ -212,8 +241,7 @@ class EagerProcesses:
         if self._kept_process is None or self._problem.device.type != "cuda":
             return
         for process in self.take():
-            self._kept_process.keep(process.contestant)
-            process.state.close()
+            self._kept_process.keep(process)
 
     def close(self) -> None:
         """End the processes."""
@@ -229,7 +257,7 @@ class EagerProcesses:
     def warm_compiler(self) -> None:
         """Have the first process import torch.compile's compiler while others are asked."""
         if self.members:
-            self.members[0].contestant.begin("warm_compiler")
+            self.members[0].begin("warm_compiler")
 
     def prepare_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have the first process set up these yardsticks, unless it has done so before.
@@ -255,24 +283,6 @@ class EagerProcesses:
         self.yardsticks, self.notes = reply["names"], reply["notes"]
         self._prepared = needed
 
-    @contextmanager
-    def blamed_if_asked(self, contestant: Contestant) -> Iterator[None]:
-        """Blame eager if a request of this block fails and one of eager's processes was asked.
-
-        Args:
-            contestant: the process that the block asks. If it is not eager's, nothing changes.
-
-        Raises:
-            NotCorrectError: eager fails.
-        """
-        try:
-            yield
-        except (EndedError, ForgedError, RaisedError) as error:
-            for process in self.members:
-                if process.contestant is contestant:
-                    process.fail(error)
-            raise
-
     def keep_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
         """Have the first process free all yardsticks but these, which are not made again.
 
@@ -287,10 +297,10 @@ class EagerProcesses:
         self.members[0].ask("keep_yardsticks", names=self.yardsticks)
         self._prepared = setting, yardsticks
 
-    def _kept_or_new_contestant(self) -> Contestant:
+    def _kept_or_new_process(self) -> EagerProcess:
         """Return the process that an earlier problem has kept, or else a new one."""
         if self._kept_process is not None:
             kept = self._kept_process.take()
             if kept is not None:
                 return kept
-        return Contestant(self._server, self._memory.pool, self._problem.device, Role.EAGER)
+        return EagerProcess(self._server, self._memory.pool, self._problem.device)

@@ -35,7 +35,7 @@ from referee.message_lines import first_error_line
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
 from referee.resources import Resources
-from referee.rounds.timed_requests import is_planned, plan_of
+from referee.rounds.timed_requests import make_plan
 from referee.times.timings import drop_unfinished_round
 from referee.verdict import NotCorrectError, Verdict, outcome
 from referee.verdict_words import CORRECT, ERROR, INTERRUPTED, TIME_LIMIT
@@ -104,7 +104,7 @@ class Engine:
     def prepare(self) -> None:
         """Check the system, start eager and time it alone, before any solution has started.
 
-        For each precision setting, a `timed_requests.Plan` is made of these times. The checks that
+        For each precision setting, a `Plan` is made of these times. The checks that
         time a solution follow it. Later calls time nothing.
 
         Raises:
@@ -115,9 +115,9 @@ class Engine:
         for setting in self.problem.settings:
             self.problem.setting = setting
             torch.set_float32_matmul_precision(self.problem.precision)
-            if not is_planned(self._resources):
+            if setting not in self._resources.plans:
                 self._progress(f"{self.problem.name}: timing eager alone", setting)
-            plan_of(self._resources)
+                self._resources.plans[setting] = make_plan(self._resources)
 
     def try_to_prepare(self) -> str | None:
         """Call `prepare`; return the reason if the problem cannot be prepared, else None."""

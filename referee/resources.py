@@ -41,7 +41,7 @@ class Resources:
     Attributes:
         memory: the shared memory that requests use.
         eager: eager's processes.
-        plans: how the problem is timed, by setting; `timed_requests.plan_of` makes them.
+        plans: how the problem is timed, by setting; `Engine.prepare` makes them.
     """
 
     def __init__(
@@ -52,6 +52,11 @@ class Resources:
         self.memory = RequestMemory(problem.device)
         self.eager = EagerProcesses(problem, server, self.memory, kept_process)
         self.plans: dict[str, Plan] = {}
+
+    @property
+    def plan(self) -> Plan:
+        """How the problem is timed under its present setting."""
+        return self.plans[self.problem.setting]
 
     def check_system(self) -> None:
         """Raise NotCorrectError if the kernel does not say which processes a process has started.

@@ -3,7 +3,6 @@
 `comparison/__init__` has a picture of the classes that judge the result.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from referee.checks.copied_results import room_for_copies
@@ -30,9 +29,6 @@ MAX_PREVIOUS_INPUT_BYTES = 1 << 30
 class CheckedCase(NamedTuple):
     """The outcome of a case. Both lists have an entry for each result.
 
-    The lists are empty if the solution refuses the inputs, or computes another function of them,
-    where the case allows that.
-
     Attributes:
         comparisons: the comparisons with the reference's results.
         specs: the reference's demands on the results.
@@ -42,10 +38,7 @@ class CheckedCase(NamedTuple):
     specs: list[ResultSpec]
 
 
-EXCUSED = CheckedCase([], [])
-
-
-def check_case(grading: Grading, case: Case) -> CheckedCase:
+def check_case(grading: Grading, case: Case) -> CheckedCase | None:
     """Compare one forward with the reference's.
 
     The solution's process keeps its results until the next case, or `Resources.free_results`.
@@ -53,6 +46,10 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     Args:
         grading: the file under grading.
         case: the inputs, on the device, and what the solution has to do with them.
+
+    Returns:
+        None if the solution refuses the inputs, or computes another function of them, where the
+        case allows that.
 
     Raises:
         NotCorrectError: the solution is wrong.
@@ -62,23 +59,30 @@ def check_case(grading: Grading, case: Case) -> CheckedCase:
     previous_inputs = _previous_inputs(grading)
     grading.latest_inputs = case.inputs
     reference_tensors = grading.reference.reference_tensors(case.inputs)
+    specs = [tensor.spec for tensor in reference_tensors]
     grading.write_inputs([case.inputs])
     grading.write_state()
     try:
-        reply = _ask(grading, case, reference_tensors)
+        reply = _ask(grading, case, specs)
     except RaisedError as raised:
         _note_refusal(grading, case, raised)
-        return EXCUSED
+        return None
     grading.verdict.case_count += 1
     check_intact(grading, case.name)
+    descriptions = check_results(grading, case.name, reply["returned"][0], specs)
     comparisons = []
-    for result in _compare_results(grading, case, previous_inputs, reference_tensors, reply):
-        if result.comparison.mistake:
+    for i, (tensor, description) in enumerate(zip(reference_tensors, descriptions, strict=True)):
+        result = read_result(grading, description, case.name, ResultIndex(0, i))
+        check_complete(reply["elements"], i, result, case.name)
+        got = flat_reals(result)
+        comparison = tensor.compare(got, grading.reference.rounded_otherwise(case.inputs, i))
+        if comparison.mistake:
+            result = ComparedResult(i, case.inputs, previous_inputs, tensor, got, comparison)
             _note_another_function(grading, case, result)
-            return EXCUSED  # the other results say nothing
-        comparisons.append(result.comparison)
+            return None  # the other results say nothing
+        comparisons.append(comparison)
     _keep_result(grading, reference_tensors)
-    return CheckedCase(comparisons, [tensor.spec for tensor in reference_tensors])
+    return CheckedCase(comparisons, specs)
 
 
 def _previous_inputs(grading: Grading) -> list:
@@ -86,36 +90,6 @@ def _previous_inputs(grading: Grading) -> list:
     if grading.problem.input_bytes > MAX_PREVIOUS_INPUT_BYTES:
         return []
     return grading.latest_inputs
-
-
-def _compare_results(
-    grading: Grading,
-    case: Case,
-    previous_inputs: list,
-    reference_tensors: list[ReferenceTensor],
-    reply: dict,
-) -> Iterator[ComparedResult]:
-    """Check the form of the solution's results; compare each with the reference's and yield it.
-
-    Args:
-        grading: the file under grading.
-        case: the inputs, and how the solution may treat them.
-        previous_inputs: the inputs of the call before, or [].
-        reference_tensors: the reference's results.
-        reply: describes the solution's.
-    """
-    returned = reply["returned"][0]
-    specs = [tensor.spec for tensor in reference_tensors]
-    descriptions = check_results(grading, case.name, returned, specs)
-    for result_index, (tensor, description) in enumerate(
-        zip(reference_tensors, descriptions, strict=True)
-    ):
-        result = read_result(grading, description, case.name, ResultIndex(0, result_index))
-        check_complete(reply["elements"], result_index, result, case.name)
-        got = flat_reals(result)
-        rounded_otherwise = grading.reference.rounded_otherwise(case.inputs, result_index)
-        comparison = tensor.compare(got, rounded_otherwise)
-        yield ComparedResult(result_index, case.inputs, previous_inputs, tensor, got, comparison)
 
 
 def _note_another_function(grading: Grading, case: Case, result: ComparedResult) -> None:
@@ -127,21 +101,20 @@ def _note_another_function(grading: Grading, case: Case, result: ComparedResult)
     grading.verdict.notes.append(f"differs from the reference for {case.name}")
 
 
-def _ask(grading: Grading, case: Case, reference_tensors: list[ReferenceTensor]) -> dict:
+def _ask(grading: Grading, case: Case, specs: list[ResultSpec]) -> dict:
     """Call the solution as a case says; return its reply."""
     return grading.solution.ask(
         "run_checked_forward",
         inputs=grading.resources.memory.input_locations(1),
         fill_new_tensors=case.fill_new_tensors,
         is_recorded=case.is_recorded,
-        result_bytes=_bytes_of(reference_tensors),
-        outputs=room_for_copies(grading, [tensor.spec for tensor in reference_tensors]),
+        result_bytes=_bytes_of(specs),
+        outputs=room_for_copies(grading, specs),
     )
 
 
-def _bytes_of(reference_tensors: list[ReferenceTensor]) -> int:
+def _bytes_of(specs: list[ResultSpec]) -> int:
     """Return the bytes of all results of the reference."""
-    specs = [tensor.spec for tensor in reference_tensors]
     return sum(spec.numel * spec.dtype.itemsize for spec in specs)
 
 
@@ -165,6 +138,7 @@ def _keep_result(grading: Grading, reference_tensors: list[ReferenceTensor]) -> 
     """Keep the reference's first result, so that a later result that replays it is recognized."""
     first = reference_tensors[0]
     tells_enough = not may_agree_by_chance(first.spec.numel, first.spec.dtype)
-    if tells_enough and _bytes_of(reference_tensors) <= MAX_EARLIER_RESULT_BYTES:
+    all_bytes = _bytes_of([tensor.spec for tensor in reference_tensors])
+    if tells_enough and all_bytes <= MAX_EARLIER_RESULT_BYTES:
         grading.earlier_results.append(first.eager.cpu())
         del grading.earlier_results[:-MAX_EARLIER_RESULTS]

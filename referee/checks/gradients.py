@@ -125,8 +125,7 @@ def _make_room(grading: Grading) -> None:
     resources = grading.resources
     grading.forget_round()
     resources.eager.keep_yardsticks(tuple(only_compiled(resources.eager.yardsticks)))
-    eager_contestants = [process.contestant for process in resources.eager.members]
-    for contestant in (grading.solution, *eager_contestants):
+    for contestant in (grading.solution, *resources.eager.members):
         resources.free_all_unused(contestant)
     if grading.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ An honest file may rely on what `get_inputs` draws and compute another function 
 a note says so. A file that then returns a copy of its input, zeros or an earlier result is wrong.
 """
 
-from referee.checks.forward import EXCUSED, check_case
+from referee.checks.forward import check_case
 from referee.checks.turn_memory import write_state_for_all
 from referee.comparison.case import Case
 from referee.grading import Grading
@@ -52,7 +52,7 @@ def _compare_unusual_inputs(grading: Grading) -> list[str]:
             checked = check_case(grading, Case(kind, inputs, required=False, may_differ=True))
             grading.resources.free_results(grading.solution)
             if kind == BOTH_SIGNS:
-                grading.findings.is_right_for_both_signs = checked is not EXCUSED
+                grading.findings.is_right_for_both_signs = checked is not None
             compared_kinds.append(kind)
         del inputs  # the next ones may need the memory
     return compared_kinds
@@ -72,7 +72,7 @@ def _is_eager_finite(grading: Grading, inputs: list) -> bool:
         reply = resources.eager.members[0].ask(
             "is_finite", inputs=resources.memory.input_locations(1)
         )
-        resources.free_results(resources.eager.members[0].contestant)
+        resources.free_results(resources.eager.members[0])
     except NotCorrectError:  # eager has ended and starts again when it is needed
         return False
     return reply["finite"] is True

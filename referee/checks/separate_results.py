@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-import torch
-
-from referee.contestants.descriptions import span_of
-from referee.contestants.reading import BadDescriptionError, memory_offset, validated
+from referee.contestants.reading import BadDescriptionError, Layout, memory_offset, validated
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
@@ -105,17 +102,16 @@ def _places(grading: Grading, descriptions: list[dict]) -> list[_Place]:
     return places
 
 
-def _place_of(grading: Grading, result_index: int, description: dict) -> _Place:
-    """Return where a result is, from its validated description."""
-    shape, strides = description["shape"], description["strides"]
-    item_bytes = getattr(torch, description["dtype"]).itemsize
-    allocation, start = "", description["address"]
-    handle, byte_offset = description.get("handle"), description.get("byte_offset")
+def _place_of(grading: Grading, result_index: int, layout: Layout) -> _Place:
+    """Return where a result is."""
+    allocation, start = "", layout.address
+    handle, byte_offset = layout.handle, layout.byte_offset
     # Without a handle the referee reads a copy of the result.
     if grading.device.type == "cuda" and isinstance(handle, str) and type(byte_offset) is int:
         allocation, start = handle, byte_offset
-    end = start + span_of(shape, strides, item_bytes)
-    return _Place(result_index, allocation, start, end, item_bytes, shape, strides)
+    end = start + layout.span
+    item_bytes = layout.dtype.itemsize
+    return _Place(result_index, allocation, start, end, item_bytes, layout.shape, layout.strides)
 
 
 def _pairs_with_common_span(places: list[_Place]) -> Iterator[tuple[_Place, _Place]]:

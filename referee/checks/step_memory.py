@@ -12,11 +12,10 @@ from referee.checks.gradients import BackwardRaisesError, ask_for_step, missing_
 from referee.checks.intact import check_intact
 from referee.checks.returned_results import check_complete, is_in_shared_memory, read_result
 from referee.checks.solution_step import prepare_step
-from referee.checks.values import MAX_HELD_BYTES, MAX_HELD_RESULTS, SHARE_FOR_HELD
+from referee.checks.values import count_of_held
 from referee.comparison.compare import first_mismatch
 from referee.comparison.quantity import Kind
 from referee.contestants.descriptions import ResultIndex
-from referee.contestants.free_memory import free_bytes
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
 from referee.reference.problem import StepArguments
@@ -50,7 +49,8 @@ def check_step_memory(grading: Grading) -> None:
     is_left_out = grading.options.is_quick or resources.memory.are_results_copied
     if not grading.findings.quantities or is_left_out:
         return
-    held_count = _count_of_held_steps(grading)
+    step_bytes = grading.problem.all_bytes  # gradients have the sizes of inputs and parameters
+    held_count = count_of_held(grading.device, step_bytes, step_bytes)
     if held_count == 0:
         return
     grading.progress("checking", "later training steps")
@@ -69,17 +69,6 @@ def check_step_memory(grading: Grading) -> None:
         for held in held_tensors:
             _check_unchanged(grading, held)
     resources.free_results(grading.solution)
-
-
-def _count_of_held_steps(grading: Grading) -> int:
-    """Return how many steps' results and gradients are held; 0 if those of one are too large."""
-    problem = grading.problem
-    bytes_of_step = problem.all_bytes  # the gradients of inputs and parameters have their sizes
-    largest = MAX_HELD_BYTES[grading.device.type]
-    if bytes_of_step > largest:
-        return 0
-    room = min(largest, int(SHARE_FOR_HELD * free_bytes(grading.device)))
-    return max(1, min(MAX_HELD_RESULTS, room // bytes_of_step))
 
 
 def _run_step(grading: Grading) -> list[HeldTensor]:

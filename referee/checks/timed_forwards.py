@@ -31,7 +31,6 @@ from referee.rounds.timed_requests import (
     TimedCall,
     empty_call,
     make_flush,
-    plan_of,
     time_empty,
     time_request,
 )
@@ -48,7 +47,7 @@ SECONDS_TO_SETTLE = 1.0
 def time_forwards(grading: Grading) -> None:
     """Time forwards under the current precision setting; keep them as the run."""
     resources, problem = grading.resources, grading.problem
-    plan = plan_of(resources)
+    plan = resources.plan
     _prepare_eager(grading)
     timed_calls = timed_calls_of(grading, resources.eager.yardsticks)
     timings = _start_timings(grading, timed_calls)
@@ -232,14 +231,13 @@ def _compare_result(
         index: the result's index in the reply.
     """
     drawn = drawn_calls[index.call_index]
-    in_other_draws = grading.findings.result_specs[index.result_index].in_other_draws
-    rounded_otherwise = grading.reference.rounded_otherwise(drawn.inputs, index.result_index)
-    eager_result = drawn.eager_results[index.result_index]
-    mistake = in_other_draws.find_mistake(got, eager_result, rounded_otherwise)
+    i = index.result_index
+    spec = grading.findings.result_specs[i]
+    rounded_otherwise = grading.reference.rounded_otherwise(drawn.inputs, i)
+    mistake = spec.find_mistake(got, drawn.eager_results[i], rounded_otherwise)
     if not mistake:
         return
-    for other in drawn_calls:
-        its_result = other.eager_results[index.result_index]
-        if other is not drawn and in_other_draws.find_mistake(got, its_result) is None:
-            raise NotCorrectError(WRONG, "a timed call's result is that of another call")
+    others = [call for call in drawn_calls if call is not drawn]
+    if any(spec.allows(got, other.eager_results[i]) for other in others):
+        raise NotCorrectError(WRONG, "a timed call's result is that of another call")
     raise NotCorrectError(WRONG, f"a timed call was wrong: {mistake}"[:MAX_LINE_LENGTH])

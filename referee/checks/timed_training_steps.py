@@ -5,7 +5,7 @@ and all results and gradients are compared.
 """
 
 import math
-from functools import partial
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,6 @@ from referee.contestants.errors import RaisedError
 from referee.eager_processes import EagerOutOfMemoryError
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
-from referee.reference.module import ReferenceModule
 from referee.reference.problem import StepArguments
 from referee.rounds.early_elements import CHANGES_LATE, EarlyElements
 from referee.rounds.round_memory import RoundMemory
@@ -36,7 +35,6 @@ from referee.rounds.timed_requests import (
     TimedCall,
     empty_call,
     make_flush,
-    plan_of,
 )
 from referee.rounds.timed_steps import count_kept_bytes, time_steps
 from referee.rounds.turns import in_random_order, only_compiled, timed_calls_of, timed_rounds
@@ -66,22 +64,24 @@ class ChangingShapeError(Exception):
 
 def time_training_steps(grading: Grading) -> None:
     """Time training steps if the gradients were right; a note says why they could not be timed."""
-    if not grading.findings.quantities:
-        return
+    if grading.findings.quantities and (note := _time_if_possible(grading)):
+        grading.findings.times.steps = None
+        grading.verdict.notes.append(note)
+
+
+def _time_if_possible(grading: Grading) -> str:
+    """Time training steps; return why they cannot be timed, or ""."""
     try:
         _time_rounds(grading)
     except ChangingShapeError:  # draws before this one had equal shapes by chance
-        grading.findings.times.steps = None
-        note = "the training step is not timed: shapes of its results depend on the inputs' values"
-        grading.verdict.notes.append(note)
+        return "the training step is not timed: shapes of its results depend on the inputs' values"
     except (NoRoomError, torch.OutOfMemoryError, EagerOutOfMemoryError):
-        grading.findings.times.steps = None
-        grading.verdict.notes.append("no memory for the training step")
+        return "no memory for the training step"
     except RaisedError as error:  # in the solution's process: eager's raise NotCorrectError
         if not error.is_lack_of_memory:
             raise
-        grading.findings.times.steps = None
-        grading.verdict.notes.append(OUT_OF_MEMORY)
+        return OUT_OF_MEMORY
+    return ""
 
 
 def _time_rounds(grading: Grading) -> None:
@@ -90,7 +90,7 @@ def _time_rounds(grading: Grading) -> None:
     timed_calls = timed_calls_of(grading, only_compiled(resources.eager.yardsticks))
     step = _start_step(grading, timed_calls)
     # With this many steps, a request lasts about as long as one of forwards.
-    step_count = math.ceil(plan_of(resources).call_count / FORWARDS_OF_A_STEP)
+    step_count = math.ceil(resources.plan.call_count / FORWARDS_OF_A_STEP)
     runner = _StepRunner(grading, timed_calls, step_count)
     runner.prepare()
     for samples in timed_rounds(grading, runner.run_round, "the training step"):
@@ -216,7 +216,8 @@ class _StepRunner:
         check_results_of_step_apart(
             self._grading, self.quantities, descriptions, "a timed step's forward"
         )
-        errors_of_other_roundings = _ErrorsOfOtherRoundings(reference, drawn)
+        # Computed only if a gradient is beyond its limits, and then once for all gradients.
+        errors_of_other_roundings = cache(lambda: reference.errors_of_other_roundings(*drawn))
         for result_index, quantity in enumerate(self.quantities):
             eager_result = drawn.eager_results[result_index]
             if quantity.spec is None or eager_result is None:
@@ -229,10 +230,14 @@ class _StepRunner:
             )
             # `judge_timed` uses other roundings only if the tensor is beyond its limits.
             if isinstance(quantity, ResultQuantity):
-                other_roundings = reference.rounded_otherwise(drawn.arguments.inputs, result_index)
+                rounded_otherwise = reference.rounded_otherwise(
+                    drawn.arguments.inputs, result_index
+                )
+                quantity.judge_timed(got, eager_result, rounded_otherwise)
             else:
-                other_roundings = partial(errors_of_other_roundings.error_of, result_index)
-            quantity.judge_timed(got, eager_result, other_roundings)
+                quantity.judge_timed(
+                    got, eager_result, lambda i=result_index: errors_of_other_roundings()[i]
+                )
 
     def _read(
         self,
@@ -275,24 +280,3 @@ def _draw_step(grading: Grading, inputs: list) -> DrawnStep:
     """Draw the outputs' gradients of a training step, and run the reference's."""
     arguments = prepare_step(grading, inputs)
     return DrawnStep(arguments, grading.reference.eager_results_of_step(arguments))
-
-
-class _ErrorsOfOtherRoundings:
-    """Computes how far other roundings move the gradients of one training step, when asked.
-
-    Args:
-        reference: the reference's module.
-        drawn: the step.
-    """
-
-    def __init__(self, reference: ReferenceModule, drawn: DrawnStep) -> None:
-        self._reference = reference
-        self._drawn = drawn
-        self._errors: list[float] = []
-
-    def error_of(self, result_index: int) -> float:
-        """Return the largest typical error of a result or gradient with other roundings."""
-        if not self._errors:
-            arguments, eager_results = self._drawn
-            self._errors = self._reference.errors_of_other_roundings(arguments, eager_results)
-        return self._errors[result_index]

@@ -128,4 +128,4 @@ def _map_eagers_pages(grading: Grading) -> None:
     regions = [region.location for region in (*memory.inputs, *memory.output_gradients)]
     for process in grading.resources.eager.members:
         locations = [location for location in (*regions, process.state.location) if location]
-        process.contestant.ask("map_pages", locations=locations)
+        process.ask("map_pages", locations=locations)

@@ -169,7 +169,8 @@ def _check_results_stay(grading: Grading) -> None:
     time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
     """
     problem, resources = grading.problem, grading.resources
-    held_count = _count_of_held_results(grading)
+    bytes_of_call = max(problem.output_bytes, problem.input_bytes)
+    held_count = count_of_held(grading.device, problem.output_bytes, bytes_of_call)
     if held_count == 0:
         return
     count = held_count + 1  # after the last held result, one more call follows
@@ -204,16 +205,19 @@ def _draw_different_inputs(problem: Problem, count: int) -> list[list]:
     return inputs_of_calls
 
 
-def _count_of_held_results(grading: Grading) -> int:
-    """Return how many results are held while a later call runs; 0 if one is too large."""
-    problem = grading.problem
-    largest = MAX_HELD_BYTES[grading.device.type]
-    if problem.output_bytes > largest:
+def count_of_held(device: torch.device, held_bytes: int, bytes_of_call: int) -> int:
+    """Return how many calls' results are held while a later one runs; 0 if one is too large.
+
+    Args:
+        device: where they are.
+        held_bytes: the bytes of one call's results.
+        bytes_of_call: the bytes that one call needs, its results or its inputs.
+    """
+    largest = MAX_HELD_BYTES[device.type]
+    if held_bytes > largest:
         return 0
-    bytes_of_call = max(problem.output_bytes, problem.input_bytes)
-    room = min(largest, int(SHARE_FOR_HELD * free_bytes(grading.device)))
-    count_in_room = room // bytes_of_call
-    return max(1, min(MAX_HELD_RESULTS, count_in_room))
+    room = min(largest, int(SHARE_FOR_HELD * free_bytes(device)))
+    return max(1, min(MAX_HELD_RESULTS, room // bytes_of_call))
 
 
 def _copy_held_results(grading: Grading, calls: list[HeldCall]) -> None:
@@ -235,42 +239,22 @@ def _check_held_result(
         call_index: its index among the calls.
         later_calls: those after it.
     """
-    eager_results = grading.reference.eager_results(call.inputs)
+    reference = grading.reference
+    eager_results = reference.eager_results(call.inputs)
     descriptions = check_results(grading, call.name, call.returned, eager_results)
-    for result_index, description in enumerate(descriptions):
-        if result_index in grading.problem.sharing_results:
+    for i, description in enumerate(descriptions):
+        if i in grading.problem.sharing_results:
             continue
-        in_other_draws = grading.findings.result_specs[result_index].in_other_draws
-        index = ResultIndex(call_index, result_index)
-        got = read_result(grading, description, call.name, index).reshape(-1)
-        rounded_otherwise = grading.reference.rounded_otherwise(call.inputs, result_index)
-        mistake = in_other_draws.find_mistake(got, eager_results[result_index], rounded_otherwise)
+        spec = grading.findings.result_specs[i]
+        got = read_result(grading, description, call.name, ResultIndex(call_index, i))
+        rounded_otherwise = reference.rounded_otherwise(call.inputs, i)
+        mistake = spec.find_mistake(got, eager_results[i], rounded_otherwise)
         if not mistake:
             continue
-        reason = f"{call.name}: {mistake}"
-        if _is_result_of_a_call(grading, got, result_index, later_calls):
-            reason = "a later call overwrites an earlier call's result; return new memory"
-        raise NotCorrectError(WRONG, reason)
-
-
-def _is_result_of_a_call(
-    grading: Grading, got: torch.Tensor, result_index: int, calls: list[HeldCall]
-) -> bool:
-    """Return whether values are the right result of one of several calls.
-
-    Args:
-        grading: the file under grading.
-        got: the values, flat.
-        result_index: which of a call's results they may be.
-        calls: the calls.
-    """
-    in_other_draws = grading.findings.result_specs[result_index].in_other_draws
-    for call in calls:
-        eager_result = grading.reference.eager_results(call.inputs)[result_index]
-        has_its_size = eager_result.numel() == len(got)
-        if has_its_size and in_other_draws.find_mistake(got, eager_result) is None:
-            return True
-    return False
+        if any(spec.allows(got, reference.eager_results(c.inputs)[i]) for c in later_calls):
+            mistake = "a later call overwrites an earlier call's result; return new memory"
+            raise NotCorrectError(WRONG, mistake)
+        raise NotCorrectError(WRONG, f"{call.name}: {mistake}")
 
 
 def _call(grading: Grading, inputs: list) -> dict:

@@ -282,8 +282,14 @@ class RequestHandler:
         return {"finite": has_finite_results(self._held.module, self._mapping.tensors(inputs[0]))}
 
     def count_saved_bytes(self, inputs: list[dict]) -> dict:
-        """Return the "bytes" that a forward on the first of the inputs saves for its backward."""
-        return {"bytes": count_saved_bytes(self._held.module, self._mapping.tensors(inputs[0]))}
+        """Return the "bytes" that a forward on the first of the inputs saves for its backward.
+
+        They are None if the forward raises, as it may because of the hooks that count them.
+        """
+        saved_bytes = None
+        with suppress(Exception):
+            saved_bytes = count_saved_bytes(self._held.module, self._mapping.tensors(inputs[0]))
+        return {"bytes": saved_bytes}
 
     def warm_compiler(self) -> None:
         """Have torch.compile make its first program, which takes seconds longer than later ones."""

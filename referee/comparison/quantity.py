@@ -20,9 +20,9 @@ from referee.comparison.gradient_rules import (
     MAX_TIMES_OTHER_ROUNDINGS,
     Step,
     Steps,
-    far_off_limit,
     far_off_in_most_steps,
     far_off_in_one_step,
+    far_off_limit,
     inaccurate_in_many_steps,
     wrong_in_every_step,
 )
@@ -31,6 +31,7 @@ from referee.comparison.reference_tensor import Comparison, ReferenceTensor
 from referee.comparison.result_spec import ResultSpec
 from referee.comparison.second_look import RoundedOtherwise
 from referee.contestants.autograd import is_differentiable
+
 
 class Kind(Enum):
     """The kinds of quantities."""
@@ -129,7 +130,7 @@ class ResultQuantity(Quantity):
         rounded_otherwise: RoundedOtherwise | None = None,
     ) -> None:
         """Judge the solution's result of a timed step, beside eager's."""
-        self._decide(self.spec.in_other_draws.find_mistake(got, eager, rounded_otherwise))
+        self._decide(self.spec.find_mistake(got, eager, rounded_otherwise))
 
     def without_steps(self) -> "ResultQuantity":
         """Return a result with the same name and spec, for which no step was compared."""
@@ -185,11 +186,11 @@ class GradientQuantity(Quantity):
             error_of_other_roundings: computes the typical error of eager's gradient if it is
                 rounded otherwise.
         """
-        in_other_draws = self.spec.in_other_draws
+        spec = self.spec
         if self.spec.must_equal_eager:
-            self._decide(in_other_draws.find_mistake(got, eager))
+            self._decide(spec.find_mistake(got, eager))
             return
-        difference = in_other_draws.compare_with_eager(got, eager)
+        difference = spec.compare_with_eager(got, eager)
         if difference.mistake is None:
             self._timed.add_right()
             return
@@ -229,7 +230,7 @@ class GradientQuantity(Quantity):
         """
         if comparison.wrong.any():
             return comparison.mistake
-        mean_limit = self.spec.in_other_draws.budget().mean_limit
+        mean_limit = self.spec.budget_elsewhere().mean_limit
         if comparison.errors.mean > mean_limit:
             return describe_mean_error(comparison.errors.mean, mean_limit)
         return None

@@ -1,6 +1,6 @@
 """A result or gradient of the reference, with which a solution's is compared."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +15,6 @@ from referee.comparison.compare import (
     flat_reals,
 )
 from referee.comparison.mistakes import BEYOND_BUDGET, describe_mean_error
-from referee.comparison.other_draws import RulesForOtherDraws
 from referee.comparison.reference_values import ReferenceValues
 from referee.comparison.result_spec import ResultSpec
 from referee.comparison.second_look import RoundedOtherwise, find_excused
@@ -100,7 +99,7 @@ class ReferenceTensor:
             must_equal_eager=must_equal_eager,
             budget=self._budget,
             reference_errors=self._reference_errors,
-            in_other_draws=self._rules_for_other_draws(),
+            mean_limit_elsewhere=self._mean_limit_elsewhere(),
         )
 
     @property
@@ -212,15 +211,11 @@ class ReferenceTensor:
         # is not finite either, and its error is 0 or infinity, see `element_errors`.
         return self._element_limits[block].nan_to_num(0, 0, 0)
 
-    def _rules_for_other_draws(self) -> RulesForOtherDraws:
-        """Return the rules for other draws, by the distance from eager's result there."""
-        budget = self._budget
-        if self._element_limits is not None:
-            mean_limit = max(budget.mean_limit, _mean(self._element_limits))
-            budget = replace(budget, mean_limit=mean_limit)
-        return RulesForOtherDraws(
-            budget, self._reference_errors, self._length, self._must_equal_eager
-        )
+    def _mean_limit_elsewhere(self) -> float:
+        """Return the largest mean distance from eager's result in other draws."""
+        if self._element_limits is None:
+            return self._budget.mean_limit
+        return max(self._budget.mean_limit, _mean(self._element_limits))
 
 
 def _flat(x: torch.Tensor | None) -> torch.Tensor | None:

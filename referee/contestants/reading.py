@@ -65,6 +65,37 @@ class BadDescriptionError(Exception):
     """A process's description of a result fits no tensor; the message says how."""
 
 
+class Layout(NamedTuple):
+    """A description of a result whose numbers and dtype were checked: some tensor may have them.
+
+    Attributes:
+        shape, strides, dtype: of the tensor.
+        address: of its first element, in the process.
+        handle, byte_offset: of its memory on a GPU, not yet checked; None on a CPU.
+    """
+
+    shape: list[int]
+    strides: list[int]
+    dtype: torch.dtype
+    address: int
+    handle: object
+    byte_offset: object
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def span(self) -> int:
+        """The bytes from the first element to the last, both included."""
+        return span_of(self.shape, self.strides, self.dtype.itemsize)
+
+    def offsets(self, indices: list[int]) -> list[int]:
+        """Return how far elements are from the first one in memory, counted in elements."""
+        return [memory_offset(index, self.shape, self.strides) for index in indices]
+
+
 class SomeElements(NamedTuple):
     """Some elements of a tensor in a process's memory.
 
@@ -174,8 +205,8 @@ def _are_present(pid: int, remote: list[_IoVector]) -> bool:
     return all(int.from_bytes(entry, sys.byteorder) & PAGE_IS_PRESENT for entry in entries)
 
 
-def validated(description: dict) -> dict:
-    """Check the shape, strides, address and dtype of a description and return it.
+def validated(description: dict) -> Layout:
+    """Check the shape, strides, address and dtype of a description, and return them.
 
     Raises:
         BadDescriptionError: no tensor can have them.
@@ -192,7 +223,9 @@ def validated(description: dict) -> dict:
     dtype = description.get("dtype")
     if not isinstance(dtype, str) or dtype not in DTYPES or not hasattr(torch, dtype):
         raise BadDescriptionError("its dtype is none that torch computes with")
-    return description
+    handle, byte_offset = description.get("handle"), description.get("byte_offset")
+    address = description["address"]
+    return Layout(shape, strides, getattr(torch, dtype), address, handle, byte_offset)
 
 
 class Reader:
@@ -224,16 +257,11 @@ class Reader:
             BadDescriptionError: the description fits no tensor.
             UnreadableError: the memory cannot be read.
         """
-        description = validated(description)
-        dtype = getattr(torch, description["dtype"])
-        size = span_of(description["shape"], description["strides"], dtype.itemsize)
-        if self._device.type == "cuda":
-            data = self._map_gpu_bytes(description, size, dtype.itemsize)
-        else:
-            element_bytes = math.prod(description["shape"]) * dtype.itemsize
-            data = self._copy_bytes(description["address"], size, element_bytes)
-        empty = torch.empty(0, dtype=dtype, device=data.device)
-        return empty.set_(data.untyped_storage(), 0, description["shape"], description["strides"])
+        layout = validated(description)
+        is_gpu = self._device.type == "cuda"
+        data = self._map_gpu_bytes(layout) if is_gpu else self._copy_bytes(layout)
+        empty = torch.empty(0, dtype=layout.dtype, device=data.device)
+        return empty.set_(data.untyped_storage(), 0, layout.shape, layout.strides)
 
     def read_elements(self, wanted: dict[Key, SomeElements]) -> dict[Key, torch.Tensor]:
         """Return the bytes of some elements of several tensors.
@@ -280,12 +308,9 @@ class Reader:
         Raises:
             BadDescriptionError, UnreadableError: as `read_whole` does.
         """
-        description = validated(elements.description)
-        item_bytes = getattr(torch, description["dtype"]).itemsize
-        shape, strides = description["shape"], description["strides"]
-        offsets = [memory_offset(index, shape, strides) for index in elements.indices]
-        data = self._map_gpu_bytes(description, span_of(shape, strides, item_bytes), item_bytes)
-        return bytes_of_elements(data, offsets, item_bytes)
+        layout = validated(elements.description)
+        data = self._map_gpu_bytes(layout)
+        return bytes_of_elements(data, layout.offsets(elements.indices), layout.dtype.itemsize)
 
     def _copy_places(self, places_of: dict[Key, "_Places"]) -> dict[Key, torch.Tensor]:
         """Return copies of the bytes at several tensors' places.
@@ -328,18 +353,13 @@ class Reader:
         self.forget()
         self._thread.shutdown(wait=False)
 
-    def _copy_bytes(self, address: int, size: int, element_bytes: int) -> torch.Tensor:
-        """Return a copy of the process's memory.
-
-        Args:
-            address: the address of the first byte in the process.
-            size: how many bytes.
-            element_bytes: how many bytes the elements have, without the gaps between them.
-        """
+    def _copy_bytes(self, layout: Layout) -> torch.Tensor:
+        """Return a copy of a tensor's memory in the process."""
+        size = layout.span
         if self._buffer.numel() < size:
-            self._make_buffer(size, element_bytes)
+            self._make_buffer(size, layout.numel * layout.dtype.itemsize)
         target = self._buffer.data_ptr()
-        self._within_limit(lambda: copy_memory(self._pid, address, size, target))
+        self._within_limit(lambda: copy_memory(self._pid, layout.address, size, target))
         return self._buffer[:size]
 
     def _within_limit(self, copy: Callable[[], None]) -> None:
@@ -353,10 +373,14 @@ class Reader:
             raise UnreadableError(NO_PAGE) from None
 
     def _make_buffer(self, size: int, element_bytes: int) -> None:
-        """Replace the buffer for copies by a larger one; the arguments are those of `_copy_bytes`.
+        """Replace the buffer for copies by a larger one.
 
         False strides may span far more bytes than the elements have. Such a copy may not take all
         free memory.
+
+        Args:
+            size: how many bytes.
+            element_bytes: how many bytes the elements have, without the gaps between them.
         """
         self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
         free = free_bytes(CPU)
@@ -365,20 +389,21 @@ class Reader:
             raise UnreadableError(f"it spans {size:,} bytes, more than there is memory")
         self._buffer = torch.empty(size, dtype=torch.uint8)
 
-    def _map_gpu_bytes(self, description: dict, size: int, item_bytes: int) -> torch.Tensor:
-        """Return `size` bytes of the GPU's memory, from the described address on, without a copy.
+    def _map_gpu_bytes(self, layout: Layout) -> torch.Tensor:
+        """Return a tensor's memory on the GPU, without a copy.
 
         The address must be a multiple of an element's size: a kernel that reads a misaligned one
         fails, and CUDA then refuses all further work of this process.
         """
+        size = layout.span
         if size == 0:
             return torch.empty(0, dtype=torch.uint8, device=self._device)
-        handle, byte_offset = description.get("handle"), description.get("byte_offset")
+        handle, byte_offset = layout.handle, layout.byte_offset
         if handle is None:
             raise BadDescriptionError(CANNOT_SHARE)
         if not isinstance(handle, str) or type(byte_offset) is not int:
             raise BadDescriptionError("its memory has no handle")
-        if byte_offset % item_bytes:
+        if byte_offset % layout.dtype.itemsize:
             raise BadDescriptionError("its address is no multiple of an element's size")
         pool_allocation = self._pool.allocation(handle)
         if pool_allocation is not None:  # the referee cannot open a handle of its own
@@ -405,13 +430,10 @@ class Reader:
 
 def _find_places(elements: SomeElements) -> _Places:
     """Return where elements are; raise BadDescriptionError if no tensor is as described."""
-    description = validated(elements.description)
-    item_bytes = getattr(torch, description["dtype"]).itemsize
-    shape, strides, address = description["shape"], description["strides"], description["address"]
-    addresses = [
-        address + item_bytes * memory_offset(index, shape, strides) for index in elements.indices
-    ]
-    return _Places(addresses, item_bytes)
+    layout = validated(elements.description)
+    item_bytes = layout.dtype.itemsize
+    offsets = layout.offsets(elements.indices)
+    return _Places([layout.address + item_bytes * offset for offset in offsets], item_bytes)
 
 
 def _split(values: torch.Tensor, sizes: dict[Key, int]) -> dict[Key, torch.Tensor]:

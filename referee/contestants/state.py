@@ -230,7 +230,7 @@ def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Te
     """Raise StateError if a stride of 0 repeats elements that differ in the reference."""
     for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
         try:
-            strides = validated(description)["strides"]
+            strides = validated(description).strides
         except BadDescriptionError as error:
             raise StateError(f"its {name} is no tensor: {error}") from None
         for side, stride, reference_stride in zip(

@@ -21,7 +21,7 @@ from referee.message_lines import first_error_line, printable
 from referee.records import Subject
 from referee.reference.file import BadReferenceError
 from referee.reference.problem import Problem
-from referee.verdict import NotCorrectError, Verdict
+from referee.verdict import Verdict
 from referee.verdict_words import ERROR, LEFT_OUT
 
 Report = Callable[[Verdict], None]
@@ -63,34 +63,37 @@ class FileGrader:
     ) -> None:
         """Grade all files on a subject.
 
+        If it cannot be graded, all files get the verdict that says why.
+
         Args:
             subject: the problem, dtype and size.
             options: how files are graded on it.
             report: is called with the verdict on each file, as soon as there is one.
             server: forks contestants.
             kept_process: keeps eager's process for the next subject.
-
-        Raises:
-            NotCorrectError: no file can be graded on the subject. All files get its verdict.
         """
         try:
             problem = self.make_problem(subject, self.device)
         except (BadReferenceError, torch.OutOfMemoryError) as error:
             word = LEFT_OUT if options.is_sweep else ERROR
-            self.progress.clear()
-            raise NotCorrectError(word, first_error_line(str(error))) from None
+            self._report_for_all(word, first_error_line(str(error)), report)
+            return
         engine = Engine(problem, server, options, self.progress, kept_process)
         try:
-            reason = engine.try_to_prepare()  # it times eager alone
-            if not reason:
+            if reason := engine.try_to_prepare():  # it times eager alone
+                self._report_for_all(ERROR, reason, report)
+            else:
                 for file in self.files:
                     self._grade_file(file, engine, report)
             engine.keep_eager()  # not after an interrupt, which may have come during a request
         finally:
             engine.close()
-        if reason:
-            self.progress.clear()
-            raise NotCorrectError(ERROR, reason)
+
+    def _report_for_all(self, word: str, reason: str, report: Report) -> None:
+        """Report the same verdict on all files."""
+        self.progress.clear()
+        for file in self.files:
+            report(Verdict(file.path, word, reason))
 
     def _grade_file(self, file: GradedFile, engine: Engine, report: Report) -> None:
         """Grade a file and report the verdict; after an interrupt, report the verdict so far."""

@@ -4,7 +4,7 @@ from referee import console, records
 from referee.engine import referee_at_work
 from referee.program.file_grader import FileGrader
 from referee.report import graded_files, tables
-from referee.verdict import NotCorrectError, Verdict
+from referee.verdict import Verdict
 from referee.verdict_words import CORRECT
 
 
@@ -29,9 +29,6 @@ def grade_files(grader: FileGrader) -> bool:
         with referee_at_work(separate_builds=True) as server:
             grader.show_progress(0, "starting")
             grader.grade(subject, grader.options, report, server)
-    except NotCorrectError as error:  # the problem cannot be graded
-        for file in grader.files:
-            report(Verdict(file.path, error.word, error.reason))
     finally:  # after an interrupt, too
         grader.progress.clear()
         if len(all_records) > 1:

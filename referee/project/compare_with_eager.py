@@ -15,7 +15,7 @@ from referee.program.file_grader import FileGrader
 from referee.project.project import Project
 from referee.records import Subject
 from referee.report import comparison_tables, tables
-from referee.verdict import NotCorrectError, Verdict
+from referee.verdict import Verdict
 from referee.verdict_words import CORRECT, ERROR
 
 
@@ -82,15 +82,13 @@ class ComparisonWithEager:
         """
 
         def report(verdict: Verdict) -> None:
-            if verdict.word == ERROR and verdict.import_seconds == 0:  # the import has failed
+            has_started = verdict.has_walls is not None  # else the problem cannot be graded
+            if has_started and verdict.word == ERROR and verdict.import_seconds == 0:
                 raise UnimportableError(verdict.reason)
             self._show(subject, verdict)
 
         grader = self._grader
-        try:
-            grader.grade(subject, grader.options, report, server, kept_process)
-        except NotCorrectError as error:  # the problem cannot be graded
-            self._show(subject, Verdict(grader.files[0].path, error.word, error.reason))
+        grader.grade(subject, grader.options, report, server, kept_process)
 
     def _show(self, subject: Subject, verdict: Verdict) -> None:
         """Record a verdict and print it in full."""

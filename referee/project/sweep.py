@@ -21,7 +21,7 @@ from referee.project.roofline import add_roofline, copy_bandwidth
 from referee.records import Subject
 from referee.reference.dtypes import DTYPES
 from referee.report import sweep_lines
-from referee.verdict import NotCorrectError, Verdict
+from referee.verdict import Verdict
 from referee.verdict_words import CORRECT, LEFT_OUT
 
 SWEEP_SECONDS = {"cpu": 100.0, "cuda": 300.0}  # for all sizes; the last size may exceed it
@@ -83,10 +83,7 @@ class Sweep:
         # Rounds get half of the time. The other half is for everything else.
         round_limit = grader.options.round_limit._replace(cpu_seconds=seconds / 2)
         options = replace(grader.options, round_limit=round_limit)
-        try:
-            grader.grade(subject, options, partial(self._show, subject), server, kept_process)
-        except NotCorrectError as error:  # the size cannot be graded
-            self._show(subject, Verdict(path, error.word, error.reason))
+        grader.grade(subject, options, partial(self._show, subject), server, kept_process)
 
     def _seconds_for_size(self, index: int) -> float:
         """Return the seconds that a size may take.

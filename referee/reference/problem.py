@@ -17,15 +17,22 @@ from referee.comparison.case import OwnCase
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.contestants.autograd import differentiate, sources_of, with_gradient_leaves
 from referee.contestants.descriptions import as_plain_tensor, flatten
-from referee.reference.facts import examine
+from referee.contestants.forms import pack
+from referee.contestants.free_memory import MAX_SHARE_OF_FREE, free_bytes
 from referee.reference.file import ReferenceFile
-from referee.reference.float64 import run_in_float64, run_in_tf32
+from referee.reference.first_forward import check_state, run_first_forward
+from referee.reference.float64 import find_float64_obstacle, run_in_float64, run_in_tf32
+from referee.reference.input_source import InputSource, draw_first
+from referee.reference.random_values import new_seed
 from referee.reference.tf32 import operators_in_tf32
 from referee.times.timings import LimitingRate, ReportNames, Timings
 
 # If inputs, outputs and parameters take more than this share of a GPU's memory, not all contestants
 # can keep memory for them at once: each gives back what it does not use.
 LARGE_SHARE = 1 / 16
+# Memory that forwards need, in multiples of the bytes of inputs, outputs and parameters together.
+# Training steps need up to 5, and are left out if there is less.
+NEEDED_MEMORY = 3
 
 
 class StepArguments(NamedTuple):
@@ -98,21 +105,37 @@ class Problem:
         self.file = file
         self.device = _with_index(device)
         self.setting = ""
-        facts = examine(file, self.device)
-        self.arguments = facts.arguments
-        self.input_source = facts.input_source
-        self.shape = facts.shapes[0] if len(facts.shapes) == 1 else tuple(map(list, facts.shapes))
-        self.dtype = facts.dtype
-        self.input_bytes = facts.input_bytes
-        self.parameter_bytes = facts.parameter_bytes
-        self.output_bytes = facts.forward.output_bytes
-        self.nesting = facts.forward.nesting
-        self.operators = facts.forward.operators
-        self.terms = facts.forward.terms
-        self.sharing_results = facts.forward.sharing_results
-        self.sharing_pairs = facts.forward.sharing_pairs
-        self.changed_buffers = [] if file.has_own_cases else facts.forward.changed_buffers
-        self.float64_obstacle = facts.float64_obstacle
+        self._examine()
+
+    def _examine(self) -> None:
+        """Run the reference for the first time; set the attributes that say what it is like."""
+        file, device = self.file, self.device
+        self.arguments = file.arguments()
+        file.call_or_refuse("pickling its arguments", lambda: pack(self.arguments))
+        module = self.construct(new_seed())
+        inputs, draws_on_device = draw_first(file, device)
+        self.input_source = InputSource(file, device, inputs, draws_on_device)
+        tensors = [inputs[i] for i in self.input_source.tensor_indices]
+        shapes = [tuple(x.shape) for x in tensors]
+        self.shape = shapes[0] if len(shapes) == 1 else tuple(map(list, shapes))
+        self.dtype = tensors[0].dtype
+        self.input_bytes = sum(x.nbytes for x in tensors)
+        check_state(file, module)
+        self.parameter_bytes = sum(x.nbytes for x in module.state_dict().values())
+        forward = run_first_forward(file, device, module, inputs)
+        self.output_bytes = forward.output_bytes
+        self.nesting = forward.nesting
+        self.operators = forward.operators
+        self.terms = forward.terms
+        self.sharing_results = forward.sharing_results
+        self.sharing_pairs = forward.sharing_pairs
+        self.changed_buffers = [] if file.has_own_cases else forward.changed_buffers
+        if list(module.parameters()):
+            file.copy(module)  # the grading needs copies; this raises if none can be made
+        _check_room(file, device, self.all_bytes)
+        self.float64_obstacle: str | None = None
+        if not file.has_own_cases:
+            self.float64_obstacle = find_float64_obstacle(file, module, inputs)
 
     # ----------------------------------------------------------------- the reference and its inputs
 
@@ -313,3 +336,22 @@ def _with_index(device: torch.device) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def _check_room(file: ReferenceFile, device: torch.device, all_bytes: int) -> None:
+    """Raise BadReferenceError if the grading does not fit into the device's memory.
+
+    Args:
+        file: the reference.
+        device: the device.
+        all_bytes: the bytes of inputs, outputs and parameters together.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    needed = NEEDED_MEMORY * all_bytes
+    usable = MAX_SHARE_OF_FREE * free_bytes(device)
+    if needed > usable:
+        raise file.bad(
+            f"grading needs about {needed / 2**30:,.1f} GiB of memory on {device}, and "
+            f"{usable / 2**30:,.1f} GiB can be used"
+        )

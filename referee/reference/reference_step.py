@@ -88,9 +88,7 @@ def step_with_budgets(
     return tensors, in_float64.obstacle
 
 
-def _step_in_float64(
-    problem: Problem, step: StepArguments, obstacle: str | None
-) -> Float64Step:
+def _step_in_float64(problem: Problem, step: StepArguments, obstacle: str | None) -> Float64Step:
     """Run a training step in float64, where the problem needs it and it is possible."""
     # The reason `problem.float64_obstacle` is not repeated for steps: it is noted for forwards.
     if problem.float64_obstacle or obstacle or not problem.needs_float64:

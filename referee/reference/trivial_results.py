@@ -31,7 +31,7 @@ class _TriedResult:
         self.is_constant = True
         self.is_equal = True
         self._first = tensor.eager
-        self._in_other_draws = tensor.spec.in_other_draws
+        self._spec = tensor.spec
 
     @property
     def is_trivial(self) -> bool:
@@ -42,13 +42,11 @@ class _TriedResult:
         """Add the result for other inputs."""
         self.is_constant = self.is_constant and self.is_like_first(result)
         self.is_equal = self.is_equal and _are_equal(result, self._first)
-        self.copied_inputs = {
-            i for i in self.copied_inputs if self._in_other_draws.allows(inputs[i], result)
-        }
+        self.copied_inputs = {i for i in self.copied_inputs if self._spec.allows(inputs[i], result)}
 
     def is_like_first(self, result: torch.Tensor) -> bool:
         """Return whether the error budget cannot tell a result from the first one."""
-        return self._in_other_draws.allows(result, self._first)
+        return self._spec.allows(result, self._first)
 
 
 def describe_trivial_results(problem: Problem, kinds: list[str]) -> list[str]:

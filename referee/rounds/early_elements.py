@@ -1,6 +1,5 @@
 """Some elements of a request's results, read before the clock stops."""
 
-import math
 import random
 import secrets
 
@@ -136,10 +135,9 @@ def _sizes_of(descriptions: list[dict]) -> dict[int, tuple[int, int]]:
     sizes = {}
     for result_index, description in enumerate(descriptions):
         try:
-            valid = validated(description)
+            layout = validated(description)
         except BadDescriptionError:  # the comparison reports it
             continue
-        numel = math.prod(valid["shape"])
-        if 0 < numel < MAX_NUMBER:
-            sizes[result_index] = numel, getattr(torch, valid["dtype"]).itemsize
+        if 0 < layout.numel < MAX_NUMBER:
+            sizes[result_index] = layout.numel, layout.dtype.itemsize
     return sizes

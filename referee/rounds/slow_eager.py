@@ -149,7 +149,5 @@ def _seconds_of_call(
     resources: Resources, process: EagerProcess, call_count: int, flush: Callable[[], None]
 ) -> float:
     """Time one request of eager's; return the mean seconds of a call by the process's clock."""
-    sample = time_and_free(
-        resources, TimedCall("eager", process.contestant, MODULE), call_count, flush
-    )
+    sample = time_and_free(resources, TimedCall("eager", process, MODULE), call_count, flush)
     return sample.mean_call

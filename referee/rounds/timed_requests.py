@@ -54,41 +54,22 @@ class RequestOutcome(NamedTuple):
     early_elements: EarlyElements
 
 
-def plan_of(resources: Resources) -> Plan:
-    """Return the plan for the problem's setting, made from eager's times before any solution.
+def make_plan(resources: Resources) -> Plan:
+    """Time eager alone, before any solution starts.
 
-    The first call makes the plan and has to come before the first solution starts. Later calls
-    return the same plan.
+    Two single calls say how many a request has; then some requests follow.
     """
-    if not is_planned(resources):
-        resources.plans[resources.problem.setting] = _make_plan(resources)
-    return resources.plans[resources.problem.setting]
-
-
-def is_planned(resources: Resources) -> bool:
-    """Return whether eager has been timed alone under the problem's setting."""
-    return resources.problem.setting in resources.plans
-
-
-def _make_plan(resources: Resources) -> Plan:
-    """Time eager alone: two single calls, which say how many a request has; then some requests."""
     problem = resources.problem
     resources.eager.start()
     resources.memory.write_inputs([problem.draw()])
     resources.eager.set_precision()
-    call_count = _calls_of_a_request(resources, _seconds_of_a_warm_call(resources))
+    # The first call may be slow.
+    _, seconds = _time_eager(resources, 1, 2, FIRST_EMPTY_REQUESTS)
+    call_count = _calls_of_a_request(resources, seconds)
     resources.memory.write_inputs([problem.draw() for _ in range(call_count)])
     seconds_alone = _time_eager(resources, call_count, REQUESTS_ALONE, EMPTY_REQUESTS)
-    resources.free_results(resources.eager.members[0].contestant)
+    resources.free_results(resources.eager.members[0])
     return Plan(call_count, seconds_alone)
-
-
-def _seconds_of_a_warm_call(resources: Resources) -> float:
-    """Return eager's seconds of a single call after the first one, which may be slow."""
-    seconds = _time_eager(
-        resources, call_count=1, request_count=2, empty_request_count=FIRST_EMPTY_REQUESTS
-    )
-    return seconds[1]
 
 
 def _time_eager(
@@ -102,7 +83,7 @@ def _time_eager(
         request_count: the number of eager's requests.
         empty_request_count: the number of empty requests before these; they show the overhead.
     """
-    eager = TimedCall("eager", resources.eager.members[0].contestant, MODULE)
+    eager = TimedCall("eager", resources.eager.members[0], MODULE)
     flush = make_flush(resources)
     overhead = measure_overhead(time_empty(resources, call_count, flush, empty_request_count), [])
     samples = [time_and_free(resources, eager, call_count, flush) for _ in range(request_count)]
@@ -140,7 +121,7 @@ def time_empty(
 
 def empty_call(resources: Resources) -> TimedCall:
     """Return the timed call whose calls do nothing, in eager's first process."""
-    return TimedCall("nothing", resources.eager.members[0].contestant, NOTHING)
+    return TimedCall("nothing", resources.eager.members[0], NOTHING)
 
 
 def make_flush(resources: Resources) -> Callable[[], None]:
@@ -183,14 +164,13 @@ def time_request(
     flush()
     contestant = timed_call.contestant
     early_elements = EarlyElements(resources, contestant)
-    with resources.eager.blamed_if_asked(contestant):
-        reply = contestant.ask(
-            "run_forwards",
-            early_elements.read,
-            call_name=timed_call.call,
-            inputs=resources.memory.input_locations(call_count),
-            outputs=room,
-        )
+    reply = contestant.ask(
+        "run_forwards",
+        early_elements.read,
+        call_name=timed_call.call,
+        inputs=resources.memory.input_locations(call_count),
+        outputs=room,
+    )
     call_seconds = checked_seconds(reply["seconds"], call_count)
     sample = Sample(call_seconds, contestant.seconds, checked_backlog(reply))
     return RequestOutcome(sample, reply, early_elements)

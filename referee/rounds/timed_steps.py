@@ -1,8 +1,5 @@
 """Timed requests of training steps, and the bytes that autograd keeps in a step."""
 
-from contextlib import suppress
-
-from referee.contestants.errors import RaisedError
 from referee.contestants.reading import MAX_NUMBER
 from referee.grading import Grading
 from referee.request_memory import Templates
@@ -34,16 +31,15 @@ def time_steps(
     outputs = None
     if templates_of_steps is not None:
         outputs = resources.memory.room_for(templates_of_steps)
-    with resources.eager.blamed_if_asked(contestant):
-        reply = contestant.ask(
-            "run_steps",
-            early_elements.read,
-            call_name=timed_call.call,
-            inputs=resources.memory.input_locations(step_count),
-            output_gradients=resources.memory.output_gradient_locations(step_count),
-            parameters=parameters,
-            outputs=outputs,
-        )
+    reply = contestant.ask(
+        "run_steps",
+        early_elements.read,
+        call_name=timed_call.call,
+        inputs=resources.memory.input_locations(step_count),
+        output_gradients=resources.memory.output_gradient_locations(step_count),
+        parameters=parameters,
+        outputs=outputs,
+    )
     sample = make_step_sample(reply, contestant.seconds, step_count)
     return RequestOutcome(sample, reply, early_elements)
 
@@ -57,12 +53,11 @@ def count_kept_bytes(grading: Grading) -> dict[str, int]:
     names, resources = grading.problem.names, grading.resources
     kept_bytes = {}
     for name, process in (
-        (names.eager, resources.eager.members[0].contestant),
+        (names.eager, resources.eager.members[0]),
         (names.solution, grading.solution),
     ):
-        with suppress(RaisedError):
-            reply = process.ask("count_saved_bytes", inputs=resources.memory.input_locations(1))
-            is_number = type(reply["bytes"]) is int  # isinstance would accept True, too
-            if is_number and 0 <= reply["bytes"] < MAX_NUMBER:
-                kept_bytes[name] = reply["bytes"]
+        reply = process.ask("count_saved_bytes", inputs=resources.memory.input_locations(1))
+        is_number = type(reply["bytes"]) is int  # isinstance would accept True, too
+        if is_number and 0 <= reply["bytes"] < MAX_NUMBER:
+            kept_bytes[name] = reply["bytes"]
     return kept_bytes

@@ -23,7 +23,7 @@ def timed_calls_of(grading: Grading, yardsticks: list[str]) -> list[TimedCall]:
     process, which is timed twice.
     """
     names, eager = grading.problem.names, grading.resources.eager.members
-    first, last = eager[0].contestant, eager[-1].contestant
+    first, last = eager[0], eager[-1]
     timed_calls = [
         TimedCall(names.solution, grading.solution, MODULE),
         TimedCall(names.eager, first, MODULE),

@@ -54,6 +54,14 @@ def test_zeros_beside_few_large_quotients_are_wrong(device, tmp_path):
     grade(PEAKS, {"peaks_later": wrong(PEAKS_LATER, MEAN_ERROR)}, tmp_path, device=device)
 
 
+def test_a_wrong_result_whose_size_depends_on_the_values_is_wrong(tmp_path):
+    """It cannot be another call's result, because no other call's has the same size."""
+    right = "return x[x > 0.5]"
+    cheat = in_timed_forwards("return 1.5 * x[x > 0.5]", right)
+    table = {"scales_later": wrong(cheat, "^a timed call was wrong: .* elements beyond")}
+    grade(reference(right, "[torch.rand(64, 64)]"), table, tmp_path)
+
+
 # ---------------------------------------------------------------------- gradients of timed steps
 #
 # Gradients are compared in two steps before the times, and in all timed steps.

@@ -42,7 +42,7 @@ def time_and_keep(tmp_path, monkeypatch):
             [eager, *_] = all_resources.pop().eager.members
             before_keeping(eager)
             engine.keep_eager()
-            return eager.contestant.pid
+            return eager.pid
         finally:
             engine.close()
 
@@ -73,7 +73,7 @@ def test_a_process_that_has_ended_is_replaced(device, time_and_keep):
     """On a CPU no process is kept, so each problem has new ones."""
 
     def end(eager):
-        os.kill(eager.contestant.pid, signal.SIGKILL)
+        os.kill(eager.pid, signal.SIGKILL)
 
     first_pid = time_and_keep(LINEAR, device, before_keeping=end)
     second_pid = time_and_keep(LINEAR, device)

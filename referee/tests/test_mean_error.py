@@ -57,7 +57,7 @@ def test_the_mean_of_few_elements_is_not_narrower_than_their_own_limits(dtype):
         output = ReferenceTensor(eager, eager.double())
         eps = torch.finfo(dtype).eps
         got = eager + eps * (9 if dtype == torch.float32 else 2)
-        assert output.spec.in_other_draws.find_mistake(got, eager) is None
+        assert output.spec.find_mistake(got, eager) is None
 
 
 # How many signs eager flips in the draw that sets the budget, how many a solution in another draw,
@@ -69,32 +69,32 @@ FLIPS = [(1, 1, True), (1, 60, True), (1, 100, False), (10, 600, True), (10, 800
 def test_few_flips_of_signs_are_right_and_many_are_wrong(eagers, solutions, is_right):
     output = ReferenceTensor(with_flips(eagers), SIGNS.double())
     got = with_flips(solutions, start=COUNT // 2)
-    mistake = output.spec.in_other_draws.find_mistake(got, SIGNS)
+    mistake = output.spec.find_mistake(got, SIGNS)
     assert (mistake is None) == is_right
     assert is_right or mistake.startswith("mean error")
 
 
 def test_zeros_are_wrong_though_each_element_may_be_off_by_its_size():
     output = ReferenceTensor(with_flips(1), SIGNS.double())
-    assert not output.spec.in_other_draws.compare_with_eager(torch.zeros(COUNT), SIGNS).wrong.any()
-    words = output.spec.in_other_draws.find_mistake(torch.zeros(COUNT), SIGNS)
+    assert not output.spec.compare_with_eager(torch.zeros(COUNT), SIGNS).wrong.any()
+    words = output.spec.find_mistake(torch.zeros(COUNT), SIGNS)
     assert words == "mean error 0.5; eager's own error allows 0.0081"
-    assert not output.spec.in_other_draws.allows(torch.zeros(COUNT), SIGNS)
+    assert not output.spec.allows(torch.zeros(COUNT), SIGNS)
 
 
 def test_few_large_quotients_do_not_excuse_the_others():
     x = torch.linspace(1e-6, 1, COUNT)
     output = ReferenceTensor(1 / x, 1 / x.double())
     other = x.flip(0)
-    assert output.spec.in_other_draws.find_mistake(1 / other, 1 / other) is None
+    assert output.spec.find_mistake(1 / other, 1 / other) is None
     crude = 1 / other * (1 + 1e-2 * (other > 0.2))
-    assert not output.spec.in_other_draws.compare_with_eager(crude, 1 / other).wrong.any()
-    assert output.spec.in_other_draws.find_mistake(crude, 1 / other).startswith("mean error")
+    assert not output.spec.compare_with_eager(crude, 1 / other).wrong.any()
+    assert output.spec.find_mistake(crude, 1 / other).startswith("mean error")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("growth", [0.5, 1.0, 8.0])
-def test_whoever_is_within_the_budget_is_right_in_other_draws(dtype, growth):
+def test_whoever_is_within_the_budget_is_right_spec(dtype, growth):
     """Neither another size of the result nor eager's own error makes an honest file wrong."""
     generator = torch.Generator().manual_seed(1)
 
@@ -107,9 +107,9 @@ def test_whoever_is_within_the_budget_is_right_in_other_draws(dtype, growth):
     eager, exact = draw(growth)
     most = 0.99 * ReferenceTensor(eager, exact).spec.budget.mean_limit
     got = (exact + most).to(dtype)
-    assert output.spec.in_other_draws.find_mistake(got, eager) is None
-    far = 3 * max(growth, 1.0) * output.spec.in_other_draws.budget().mean_limit
-    assert output.spec.in_other_draws.find_mistake((exact + far).to(dtype), eager)
+    assert output.spec.find_mistake(got, eager) is None
+    far = 3 * max(growth, 1.0) * output.spec.budget_elsewhere().mean_limit
+    assert output.spec.find_mistake((exact + far).to(dtype), eager)
 
 
 def made_quantity(kind):
@@ -160,10 +160,10 @@ def test_a_limit_of_each_element_also_limits_the_mean():
     limit = torch.full((COUNT,), 0.25)
     output = ReferenceTensor(SIGNS, SIGNS.double(), element_limits=limit)
     assert output.spec.budget.mean_limit < 1e-5
-    assert output.spec.in_other_draws.budget().mean_limit == pytest.approx(0.25)
+    assert output.spec.budget_elsewhere().mean_limit == pytest.approx(0.25)
 
 
 def test_without_float64_the_mean_is_not_limited():
     output = ReferenceTensor(SIGNS, None)
-    assert output.spec.in_other_draws.find_mistake(SIGNS + 1e-4, SIGNS) is None
-    assert output.spec.in_other_draws.find_mistake(SIGNS[:0], SIGNS[:0]) is None
+    assert output.spec.find_mistake(SIGNS + 1e-4, SIGNS) is None
+    assert output.spec.find_mistake(SIGNS[:0], SIGNS[:0]) is None

@@ -1,7 +1,6 @@
 """How much memory the referee takes: free memory in control groups, and results that are held."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,9 +73,7 @@ def test_results_that_are_held_during_later_calls_take_limited_memory(
 ):
     """Up to four results are held, which the call after them must not overwrite."""
     monkeypatch.setattr(values, "free_bytes", lambda _: free)
-    problem = SimpleNamespace(output_bytes=output_bytes, input_bytes=input_bytes)
-    grading = SimpleNamespace(problem=problem, device=CPU)
-    assert values._count_of_held_results(grading) == held
+    assert values.count_of_held(CPU, output_bytes, max(output_bytes, input_bytes)) == held
 
 
 def test_a_note_says_that_later_steps_had_no_memory(tmp_path, monkeypatch):

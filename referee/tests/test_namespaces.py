@@ -269,7 +269,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
         try:
             engine.prepare()
             [resources] = all_resources
-            eager_pids = [eager.contestant.pid for eager in resources.eager.members]
+            eager_pids = [eager.pid for eager in resources.eager.members]
             outside = str([*processes.referees_pids, os.getpid()])  # the server's and eager's, too
             scheduling_before = [scheduling_of(pid) for pid in eager_pids]
             for name, act in ACTS.items():
@@ -282,7 +282,7 @@ def test_eager_is_not_harmed_and_the_verdict_is_about_the_file(walls, tmp_path, 
                 verdict = engine.grade(read_files([path])[0])
                 assert verdict.has_walls
                 record_of[name] = records.make_record(subject, verdict, str(path))
-            assert [eager.contestant.pid for eager in resources.eager.members] == eager_pids
+            assert [eager.pid for eager in resources.eager.members] == eager_pids
             assert [scheduling_of(pid) for pid in eager_pids] == scheduling_before
         finally:
             engine.close()

@@ -1,15 +1,17 @@
 """References: which files are refused, what is drawn for them, and what cannot be judged."""
 
+import os
 import random
 import re
+import signal
 
 import pytest
 import torch
 
-from referee.checks import timed_training_steps
+from referee.checks import timed_forwards, timed_training_steps
 from referee.contestants.descriptions import elements_share_memory
+from referee.eager_processes import EagerProcess
 from referee.program import command
-from referee.reference import facts
 from referee.reference import problem as reference_problem
 from referee.reference.file import BadReferenceError, NoRoomError, load
 from referee.reference.problem import Problem
@@ -87,7 +89,7 @@ def test_bad_references_end_the_program_with_a_reason(name, tmp_path, capsys):
 def test_a_reference_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "wide.py"
     file.write_text(IMPORTS + WIDE)
-    monkeypatch.setattr(facts, "MAX_SHARE_OF_FREE", 0)
+    monkeypatch.setattr(reference_problem, "MAX_SHARE_OF_FREE", 0)
     with pytest.raises(BadReferenceError, match=r"needs about .* of memory on cpu"):
         Problem("wide", load(file), torch.device("cpu"))
 
@@ -265,6 +267,21 @@ def test_eager_is_blamed_if_it_raises_while_it_is_timed(is_alone, tmp_path):
     solution = f"open({str(imported)!r}, 'w').close()\n\n\n" + module("return torch.relu(x)")
     grade(text, {"honest": error(solution, reason)}, tmp_path)
     assert imported.exists() is not is_alone
+
+
+def test_eager_is_blamed_if_it_ends_before_its_results_are_freed(tmp_path, monkeypatch):
+    def free_results(contestant):
+        if isinstance(contestant, EagerProcess):
+            os.kill(contestant.pid, signal.SIGKILL)
+        contestant.ask("release")
+
+    monkeypatch.setattr(timed_forwards, "_free_results", free_results)
+    table = {
+        "honest": error(
+            module("return torch.relu(x)"), "eager itself could not be timed: is killed by SIGKILL"
+        )
+    }
+    grade(reference("return torch.relu(x)", "[torch.rand(8, 256)]"), table, tmp_path)
 
 
 @pytest.mark.slow

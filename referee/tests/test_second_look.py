@@ -63,7 +63,7 @@ def test_elements_that_rounding_decides_are_excused(name):
     assert any(output.compare(got).mistake for got in honest)
     for got in honest:
         assert output.compare(got, rounded_otherwise).mistake is None
-        assert output.spec.in_other_draws.find_mistake(got, eager, rounded_otherwise) is None
+        assert output.spec.find_mistake(got, eager, rounded_otherwise) is None
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -77,7 +77,7 @@ def test_elements_that_rounding_does_not_decide_stay_wrong(name):
     one_wrong[77, 33] = ~eager[77, 33] if name == "comparison" else eager[77, 33] + 1
     for got in (one_wrong, torch.zeros_like(eager), step(x.flip(0) @ w)):
         assert output.compare(got, rounded_otherwise).mistake
-        assert output.spec.in_other_draws.find_mistake(got, eager, rounded_otherwise)
+        assert output.spec.find_mistake(got, eager, rounded_otherwise)
 
 
 @pytest.mark.parametrize(

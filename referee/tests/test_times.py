@@ -363,8 +363,7 @@ class EagersProcesses:
         self._new = self._one(seconds_of_new)
 
     def _one(self, seconds_of_turns: list[float]) -> list[SimpleNamespace]:
-        contestant = SimpleNamespace(seconds_of_turns=iter(seconds_of_turns))
-        return [SimpleNamespace(contestant=contestant, close=lambda: None)]
+        return [SimpleNamespace(seconds_of_turns=iter(seconds_of_turns), close=lambda: None)]
 
     def take(self) -> list[SimpleNamespace]:
         return self.members
