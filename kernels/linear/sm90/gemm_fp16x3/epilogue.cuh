@@ -206,15 +206,10 @@ __device__ __forceinline__ int first_row_of_thread() { return threadIdx.x % 4 * 
 // Returns how far the thread's row i of a pair is from its row 0: 0, 1, 8 or 9 rows.
 __device__ constexpr int rows_from_first(int i) { return 8 * (i / 2) + i % 2; }
 
-// Returns the sums of the thread's row i of a pair, one for each of its two columns. Example: i = 2
-// of pair 1 is the thread's first row of row block 3, so its sums are sums[12] and sums[14].
-__device__ __forceinline__ float2 sums_of_row(const float (&sums)[Fp16x3Config::kSums], int pair,
-                                              int i) {
-  const int row_block = 2 * pair + i / 2;
-  const float* const first_column = sums + 4 * row_block;
-  const float* const second_column = first_column + 2;
-  return make_float2(first_column[i % 2], second_column[i % 2]);
-}
+// Returns the index of the sum in the thread's row i of a pair and its first column. The sum in its
+// second column is two further. Example: i = 2 of pair 1 is the thread's first row of row block 3,
+// so its sums are sums[12] and sums[14].
+__device__ constexpr int first_sum(int pair, int i) { return 4 * (2 * pair + i / 2) + i % 2; }
 
 // Combines the bits of the mask of a pair of row blocks, j and j + 1. All lanes of a warp call it.
 //
@@ -272,12 +267,13 @@ struct TwoColumns {
     }
   }
 
-  // Makes the results of a row from the row's two sums. With kMask, also sets their bits of the
-  // mask in this byte of *bits.
+  // Makes the results of a row. `first_sum` points to the row's sum in the first column. With
+  // kMask, also sets the results' bits of the mask in this byte of *bits.
   template <bool kMask>
-  __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue, float2 sums,
-                                                 float x_unscale, int byte, uint32_t* bits) {
-    const float sum[2] = {sums.x, sums.y};
+  __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue,
+                                                 const float* first_sum, float x_unscale, int byte,
+                                                 uint32_t* bits) {
+    const float sum[2] = {first_sum[0], first_sum[2]};
     float out[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -316,7 +312,7 @@ __device__ __forceinline__ uint32_t store_pair(const Epilogue<float>& epilogue,
   for (int i = 0; i < kThreadRows; ++i) {
     const int m_in_tile = kPairRows * pair + first_row_of_thread() + rows_from_first(i);
     const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
-    const float2 results = columns.make_results<kMask>(epilogue, sums_of_row(sums, pair, i),
+    const float2 results = columns.make_results<kMask>(epilogue, sums + first_sum(pair, i),
                                                        x_unscale, /*byte=*/i, &bits);
     const bool exists = columns.exist && inputs.first_m + m_in_tile < inputs.end_m;
     if (exists) {
