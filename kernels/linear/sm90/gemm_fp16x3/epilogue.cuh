@@ -347,6 +347,20 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
   columns.mark_overflows(args, n);
 }
 
+// The sums of four neighbouring columns of a row: the thread's own two, and two from another lane.
+// In a thread with the second row (exchange_columns), its own two columns are the last two.
+struct FourSums {
+  float own[2];
+  float received[2];
+  bool is_second_row;
+
+  // Returns the sum in column i of the four.
+  __device__ __forceinline__ float operator[](int i) const {
+    const bool is_own_column = is_second_row ? i >= 2 : i < 2;
+    return is_own_column ? own[i % 2] : received[i % 2];
+  }
+};
+
 // Exchanges sums of a row block between two lanes, each of which has four. Two lanes that differ
 // in kLaneBitOfTwoColumns have two of four neighbouring columns each, in the same two rows of x.
 // After the exchange each has all four columns of one row:
@@ -355,18 +369,18 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
 //   lane, the bit is clear    columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
 //   lane + 8                  columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
 //
-// own_sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second
-// column. `kept` are the thread's own two columns of the row that it has afterwards, and
-// `received` the other lane's two. gets_second_row is true in the lane with the bit, which has row
-// 2c + 1 afterwards. All lanes of a warp call it.
-__device__ __forceinline__ void exchange_columns(float4 own_sums, bool gets_second_row,
-                                                 float (&kept)[2], float (&received)[2]) {
-  kept[0] = gets_second_row ? own_sums.y : own_sums.x;
-  kept[1] = gets_second_row ? own_sums.w : own_sums.z;
-  const float given[2] = {gets_second_row ? own_sums.x : own_sums.y,
-                          gets_second_row ? own_sums.z : own_sums.w};
-  received[0] = __shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns);
-  received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
+// sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second column.
+// gets_second_row is true in the lane with the bit, which has row 2c + 1 afterwards. All lanes of a
+// warp call it.
+__device__ __forceinline__ FourSums exchange_columns(float4 sums, bool gets_second_row) {
+  FourSums four;
+  four.is_second_row = gets_second_row;
+  four.own[0] = gets_second_row ? sums.y : sums.x;
+  four.own[1] = gets_second_row ? sums.w : sums.z;
+  const float given[2] = {gets_second_row ? sums.x : sums.y, gets_second_row ? sums.z : sums.w};
+  four.received[0] = __shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns);
+  four.received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
+  return four;
 }
 
 // The general epilogue. It stores four neighbouring columns of a row at once, from n_in_block on.
@@ -390,16 +404,14 @@ __device__ __forceinline__ void run_general_epilogue(
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Fp16x3Config::kSubtileRowBlocks; ++j) {
-      float kept[2];
-      float received[2];
-      exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], gets_second_row, kept, received);
+      const FourSums sums_of_row =
+          exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], gets_second_row);
       const int m_in_tile = first_m_in_tile + 8 * j + row_in_row_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const EpilogueInputs::Column column = inputs.columns[n_in_block + i];
-        const bool is_own_column = gets_second_row ? i >= 2 : i < 2;
-        const float sum = is_own_column ? kept[i % 2] : received[i % 2];
+        const float sum = sums_of_row[i];
         if (!isfinite(sum)) mark_overflow(args, inputs.first_n + n_in_block + i);
         const int exponent = inputs.x_exponent[m_in_tile] + column.exponent;
         z[i] = split::unscale(sum, exponent) + column.bias;
