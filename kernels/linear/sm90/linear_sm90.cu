@@ -34,6 +34,7 @@
 //   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
 //   launch_gemm.cuh                      tensor maps and the launch, for both GEMM kernels
 //   pipeline.cuh                         the ring of stages, for both GEMM kernels
+//   fragment.cuh                         which thread has which accumulators, for both epilogues
 //   copy_subtile.cuh                     copies of sums to shared memory, for both epilogues
 //
 // (`nonfinite` is in split/, `transpose` in transpose.cu.) run_gemm.h calls the functions in

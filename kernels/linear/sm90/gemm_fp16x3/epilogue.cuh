@@ -10,19 +10,9 @@
 // the weight. m_in_tile is counted from the tile's first row, and n_in_block from the first of the
 // block's 128 columns.
 //
-// ----- Which thread holds which sums
-//
-// A consumer warp has 16 columns of the tile (rows of the weight), and all of its rows, in row
-// blocks of 8. A thread is lane 4 * g + c of its warp, where g is 0 to 7 and c is 0 to 3. It has
-// four sums of each row block j:
-//
-//                                  row 8 * j + 2 * c        row 8 * j + 2 * c + 1
-//   column of weight row g         sums[4 * j]              sums[4 * j + 1]
-//   column of weight row g + 8     sums[4 * j + 2]          sums[4 * j + 3]
-//
-// A weight row here is a row of wgmma's operand A: of the warp's 16 rows of the weight, in the
-// order of weight_row_order.cuh. In this order a thread's two columns are neighbours: g = 0 has
-// columns 0 and 1, g = 1 columns 4 and 5, g = 2 columns 2 and 3.
+// fragment.cuh says which thread has which sums: lane 4 * g + c of a warp has two columns, in two
+// rows of each row block of 8. In the order of weight_row_order.cuh its columns are neighbours:
+// g = 0 has columns 0 and 1 of the warp's 16, g = 1 columns 4 and 5, g = 2 columns 2 and 3.
 //
 // linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
 // (FastEpilogueConfig). The fast epilogue (run_fast_epilogue) stores two columns at a time straight
@@ -39,6 +29,7 @@
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/gemm_fp16x3/config.cuh"
 #include "linear/sm90/gemm_fp16x3/tiles.cuh"
@@ -57,10 +48,9 @@ __device__ inline void store_partial_sums(const Fp16x3Arguments& args, int rows,
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
   const int rank = ptx::cluster_ctarank();
 #pragma unroll
-  for (int j = 0; j < Fp16x3Config::kSums / 4; ++j) {
-    if (8 * j == rows) break;
-    const float* const sum = sums + 4 * j;
-    args.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  for (int j = 0; j < Fp16x3Config::kRowBlocks; ++j) {
+    if (FragmentConfig::kRowBlockRows * j == rows) break;
+    args.partials.sums[cluster][rank][j][threadIdx.x] = row_block_of(sums, j);
   }
   // After this, lane 0's release covers the stores of all lanes.
   __syncwarp();
@@ -87,10 +77,10 @@ __device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, i
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll
-    for (int j = 0; j < Fp16x3Config::kSums / 4; ++j) {
-      if (8 * j == rows) break;
+    for (int j = 0; j < Fp16x3Config::kRowBlocks; ++j) {
+      if (FragmentConfig::kRowBlockRows * j == rows) break;
       const float4 partial = __ldcg(&args.partials.sums[other_cluster][rank][j][threadIdx.x]);
-      float* const sum = sums + 4 * j;
+      float* const sum = sums + fragment_index(j, 0, 0);
       sum[0] += partial.x;
       sum[1] += partial.y;
       sum[2] += partial.z;
@@ -194,22 +184,29 @@ __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
 
 // The fast epilogue takes a pair of row blocks at a time. A thread has four rows of the pair:
 //
-//   i                  0       1           2           3
-//   row of the pair    2 * c   2 * c + 1   2 * c + 8   2 * c + 9
-constexpr int kPairRows = 16;
+//   i                        0       1           2           3
+//   row of the pair          2 * c   2 * c + 1   2 * c + 8   2 * c + 9
+//   row block of the pair    0       0           1           1
 constexpr int kThreadRows = 4;  // of a pair
-static_assert(Fp16x3Config::kSubtileRows % kPairRows == 0, "tiles of every height are whole pairs");
+static_assert(Fp16x3Config::kSubtileRows % FragmentConfig::kPairRows == 0,
+              "tiles of every height are whole pairs");
 
 // Returns the thread's row 0 of a pair: 2 * c.
-__device__ __forceinline__ int first_row_of_thread() { return threadIdx.x % 4 * 2; }
+__device__ __forceinline__ int first_row_of_thread() {
+  return 2 * FragmentLane(threadIdx.x % 32).c;
+}
 
 // Returns how far the thread's row i of a pair is from its row 0: 0, 1, 8 or 9 rows.
-__device__ constexpr int rows_from_first(int i) { return 8 * (i / 2) + i % 2; }
+__device__ constexpr int rows_from_first(int i) {
+  return FragmentConfig::kRowBlockRows * (i / 2) + i % 2;
+}
 
-// Returns the index of the sum in the thread's row i of a pair and its first column. The sum in its
-// second column is two further. Example: i = 2 of pair 1 is the thread's first row of row block 3,
-// so its sums are sums[12] and sums[14].
-__device__ constexpr int first_sum(int pair, int i) { return 4 * (2 * pair + i / 2) + i % 2; }
+// Returns the index of the sum in the thread's row i of a pair, and its first or second column.
+// Example: i = 2 of pair 1 is the thread's first row of row block 3, so its sums are sums[12] and
+// sums[14].
+__device__ constexpr int sum_index(int pair, int i, int column) {
+  return fragment_index(2 * pair + i / 2, column, i % 2);
+}
 
 // Combines the bits of the mask of a pair of row blocks, j and j + 1. All lanes of a warp call it.
 //
@@ -267,13 +264,12 @@ struct TwoColumns {
     }
   }
 
-  // Makes the results of a row. `first_sum` points to the row's sum in the first column. With
-  // kMask, also sets the results' bits of the mask in this byte of *bits.
+  // Makes the results of a row from the row's two sums. With kMask, also sets their bits of the
+  // mask in this byte of *bits.
   template <bool kMask>
   __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue,
-                                                 const float* first_sum, float x_unscale, int byte,
+                                                 const float (&sum)[2], float x_unscale, int byte,
                                                  uint32_t* bits) {
-    const float sum[2] = {first_sum[0], first_sum[2]};
     float out[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -310,10 +306,12 @@ __device__ __forceinline__ uint32_t store_pair(const Epilogue<float>& epilogue,
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
-    const int m_in_tile = kPairRows * pair + first_row_of_thread() + rows_from_first(i);
+    const int m_in_tile =
+        FragmentConfig::kPairRows * pair + first_row_of_thread() + rows_from_first(i);
     const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
-    const float2 results = columns.make_results<kMask>(epilogue, sums + first_sum(pair, i),
-                                                       x_unscale, /*byte=*/i, &bits);
+    const float sums_of_row[2] = {sums[sum_index(pair, i, 0)], sums[sum_index(pair, i, 1)]};
+    const float2 results =
+        columns.make_results<kMask>(epilogue, sums_of_row, x_unscale, /*byte=*/i, &bits);
     const bool exists = columns.exist && inputs.first_m + m_in_tile < inputs.end_m;
     if (exists) {
       float* const out_of_row = out + rows_from_first(i) * static_cast<int64_t>(epilogue.n);
@@ -335,11 +333,11 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
   TwoColumns columns(inputs, n_in_block, columns_exist);
   float* out = epilogue.out_at(inputs.first_m + first_row_of_thread(), n);
 #pragma unroll
-  for (int pair = 0; pair < Fp16x3Config::kLargestRows / kPairRows; ++pair) {
-    const int first_m_of_pair = inputs.first_m + kPairRows * pair;
+  for (int pair = 0; pair < Fp16x3Config::kLargestRows / FragmentConfig::kPairRows; ++pair) {
+    const int first_m_of_pair = inputs.first_m + FragmentConfig::kPairRows * pair;
     if (first_m_of_pair >= inputs.end_m) break;
     const uint32_t bits = store_pair<kMask>(epilogue, inputs, sums, pair, columns, out);
-    out += kPairRows * static_cast<int64_t>(epilogue.n);
+    out += FragmentConfig::kPairRows * static_cast<int64_t>(epilogue.n);
     if constexpr (kMask) {
       store_mask_byte(epilogue, inputs.end_m, first_m_of_pair + first_row_of_thread(), n, bits);
     }
@@ -394,7 +392,7 @@ __device__ __forceinline__ void run_general_epilogue(
     const float (&sums)[Fp16x3Config::kSums]) {
   const int lane = threadIdx.x % 32;
   const bool gets_second_row = (lane & kLaneBitOfTwoColumns) != 0;
-  const int row_in_row_block = 2 * (lane % 4) + (gets_second_row ? 1 : 0);
+  const int row_in_row_block = 2 * FragmentLane(lane).c + (gets_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
   for (int subtile = 0; subtile < Fp16x3Config::kSubtiles; ++subtile) {
@@ -404,14 +402,14 @@ __device__ __forceinline__ void run_general_epilogue(
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Fp16x3Config::kSubtileRowBlocks; ++j) {
-      const FourSums sums_of_row =
+      const FourSums four_sums =
           exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], gets_second_row);
-      const int m_in_tile = first_m_in_tile + 8 * j + row_in_row_block;
+      const int m_in_tile = first_m_in_tile + FragmentConfig::kRowBlockRows * j + row_in_row_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const EpilogueInputs::Column column = inputs.columns[n_in_block + i];
-        const float sum = sums_of_row[i];
+        const float sum = four_sums[i];
         if (!isfinite(sum)) mark_overflow(args, inputs.first_n + n_in_block + i);
         const int exponent = inputs.x_exponent[m_in_tile] + column.exponent;
         z[i] = split::unscale(sum, exponent) + column.bias;

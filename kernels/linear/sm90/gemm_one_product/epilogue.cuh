@@ -20,7 +20,7 @@
 //   in epilogue_gradient.cuh
 //     PackedGradient    half types without an epilogue: out [N, M] is the product transposed
 //
-// accumulators.cuh says which thread has which accumulators. A thread's neighbouring accumulators
+// sm90/fragment.cuh says which thread has which accumulators. A thread's neighbouring accumulators
 // are in one column of out, but a store needs neighbours in a row. So they are transposed through
 // shared memory: in this file, a subtile (two row blocks) at a time. (A gradient's out is [N, M],
 // which needs no transposition.) shared_memory.cuh has this memory, and epilogue_inputs.cuh the
@@ -38,6 +38,7 @@
 #include "common/ptx/barrier.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_one_product/accumulators.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/epilogue_inputs.cuh"
@@ -80,7 +81,8 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const int m_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
+      const int row_block = subtile * kSubtileRowBlocks + j;
+      const int m_in_tile = row_block * FragmentConfig::kRowBlockRows + reader.row;
       const int m = warpgroup_tile.first_m + m_in_tile;
       float z[4];
       reader.read(z, j);
@@ -173,11 +175,13 @@ struct RowCursor {
     }
   }
 
-  // Moves to the thread's row of the next row block, 8 rows further.
+  // Moves to the thread's row of the next row block.
   __device__ __forceinline__ void advance() {
-    if constexpr (kMask) mask += row_elements;  // eight rows of N / 8 bytes
-    out += 8 * static_cast<int64_t>(row_elements);
-    rows_left -= 8;
+    constexpr int kRows = FragmentConfig::kRowBlockRows;
+    if constexpr (kMask)
+      mask += kRows * static_cast<int64_t>(row_elements) / 8;  // N / 8 bytes a row
+    out += kRows * static_cast<int64_t>(row_elements);
+    rows_left -= kRows;
   }
 };
 
@@ -206,7 +210,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const int m_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
+      const int row_block = subtile * kSubtileRowBlocks + j;
+      const int m_in_tile = row_block * FragmentConfig::kRowBlockRows + reader.row;
       float results[4];
       const uint32_t bits = make_results_of_row<kMask>(
           epilogue, v[j], memory.inputs.x_unscale[m_in_tile], columns, results);
