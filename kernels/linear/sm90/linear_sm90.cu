@@ -70,8 +70,7 @@ void launch_high(const LinearArguments& call, cudaStream_t stream) {
 void launch_highest(const LinearArguments& call, cudaStream_t stream) {
   const gemm_fp16x3::Fp16x3Workspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
-  // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
-  const Epilogue<float> epilogue(call, /*vector_size=*/2);
+  const Epilogue<float> epilogue(call, gemm_fp16x3::fast_epilogue_rule());
   gemm_fp16x3::launch_twice(call, workspace, epilogue, stream);
   // This kernel is last because the GEMM's second launch finds which rows of the weight hold
   // infinity or NaN.

@@ -14,10 +14,10 @@
 // rows of each row block of 8. In the order of weight_row_order.cuh its columns are neighbours:
 // g = 0 has columns 0 and 1 of the warp's 16, g = 1 columns 4 and 5, g = 2 columns 2 and 3.
 //
-// linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
-// (FastEpilogueConfig). The fast epilogue (run_fast_epilogue) stores two columns at a time straight
-// from registers. The general one (run_general_epilogue) first collects four neighbouring columns
-// of a row.
+// The fast epilogue (run_fast_epilogue) stores two columns at a time straight from registers. The
+// general one (run_general_epilogue) first collects four neighbouring columns of a row.
+// linear/epilogue.cuh and fast_epilogue_rule say when a call takes the fast one, and
+// FastEpilogueConfig says when a tile does.
 
 #pragma once
 
@@ -295,6 +295,10 @@ struct TwoColumns {
   }
 };
 
+// Returns the rule of the fast epilogue: N is even, because store_pair stores two neighbouring
+// columns at once. (The last byte of a mask's row may have fewer than eight columns.)
+inline FastEpilogueRule fast_epilogue_rule() { return {/*alignment=*/2}; }
+
 // Stores the thread's results of a pair of row blocks, in its two columns. `out` points to the
 // first of them, in the thread's row 0 of the pair. Returns the thread's bits of the mask, a byte
 // for each row (combine_mask_bytes); 0 without kMask.
@@ -327,7 +331,8 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
                                   int n_in_block, const float (&sums)[Fp16x3Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int n = inputs.first_n + n_in_block;
-  const bool columns_exist = n < epilogue.n;  // both of them, as N is even
+  // Both of them exist or neither, as N is even (fast_epilogue_rule).
+  const bool columns_exist = n < epilogue.n;
   // With a mask, lanes without columns stay, for the exchange.
   if (!kMask && !columns_exist) return;
   TwoColumns columns(inputs, n_in_block, columns_exist);

@@ -36,6 +36,7 @@
 #include <cstdint>
 
 #include "common/ptx/barrier.cuh"
+#include "launchers.h"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
 #include "linear/sm90/fragment.cuh"
@@ -106,6 +107,13 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
 
 // ----- the fast epilogue of float32
 
+// Returns the rule of the fast epilogue of float32. Without a mask, N is a multiple of 4, because
+// RowCursor stores four columns of a row at once, as a vector of 16 bytes. With a mask, N is a
+// multiple of 8, so that a row has whole bytes of the mask.
+inline FastEpilogueRule fast_epilogue_rule_of_float32(const LinearArguments& call) {
+  return {/*alignment=*/call.mask != nullptr ? 8 : 4};
+}
+
 // The inputs of four neighbouring columns.
 struct FourColumns {
   float weight_unscale[4];
@@ -154,7 +162,7 @@ struct RowCursor {
         is_first_half(n % 8 == 0) {
     const int64_t element = static_cast<int64_t>(m) * epilogue.n + n;
     out = epilogue.out + element;
-    // With a mask, call_is_fast implies that N is a multiple of 8 (float_vector_size, launch.cuh).
+    // With a mask, N is a multiple of 8 (fast_epilogue_rule_of_float32).
     if constexpr (kMask) mask = epilogue.mask + element / 8;
   }
 

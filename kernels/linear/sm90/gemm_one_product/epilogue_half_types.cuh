@@ -25,6 +25,7 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/mma.cuh"
 #include "common/sizes.h"
+#include "launchers.h"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
@@ -134,10 +135,20 @@ struct StagedRowsReader {
   }
 };
 
-// The fast epilogue of half types, which applies ReLU. The caller has checked
-// epilogue.call_is_fast, which implies ReLU here (launch_half_in_mode, launch.cuh). 1 / divisor is
-// a power of two here, and the bias in `inputs` is divided already (epilogue_inputs.cuh), so one
-// fma divides the product and adds the bias.
+// Returns the rule of the fast epilogue of half types. Without a mask, N is a multiple of 8,
+// because StagedRowsReader stores vectors of 16 bytes. With a mask, N is a multiple of 64, because
+// store_mask_rows stores the bits of a warpgroup's 64 columns at once. The call has ReLU, because
+// make_results_of_pair always applies it as it rounds to T.
+template <typename T>
+FastEpilogueRule fast_epilogue_rule_of_half_types(const LinearArguments& call) {
+  const int64_t alignment =
+      call.mask != nullptr ? OneProductConfig::kWarpgroupWeightRows : kVectorBytes / sizeof(T);
+  return {alignment, /*needs_relu=*/true};
+}
+
+// The fast epilogue of half types. The caller has checked epilogue.call_is_fast, so 1 / divisor is
+// a power of two here. The bias in `inputs` is divided already (epilogue_inputs.cuh), so one fma
+// divides the product and adds the bias.
 template <bool kMask, typename T>
 __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[OneProductConfig::kAccumulators],

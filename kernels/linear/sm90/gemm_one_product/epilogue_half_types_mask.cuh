@@ -101,8 +101,8 @@ __device__ __forceinline__ void stage_mask_of_pair(const PairMaskBits& mask_bits
 }
 
 // Copies the mask of StagedRows to memory. They are the rows from first_m on, and the 64 columns
-// from first_n on. Thread t copies the 8 bytes of row t, if there is such a row. (With a mask,
-// call_is_fast implies that N is a multiple of 64: launch_half_in_mode, launch.cuh.)
+// from first_n on. Thread t copies the 8 bytes of row t, if there is such a row. (With a mask, N
+// is a multiple of 64: fast_epilogue_rule_of_half_types.)
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_m,
                                                 int first_n, int thread, const StagedMask& mask) {
