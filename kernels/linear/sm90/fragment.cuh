@@ -33,8 +33,8 @@ namespace kernels::sm90 {
 
 struct FragmentConfig {
   static constexpr int kRowBlockRows = 8;
-  static constexpr int kRowBlockElements = 4;  // of a thread
-  static constexpr int kPairRows = 2 * kRowBlockRows;
+  static constexpr int kRowBlockElements = 4;          // of a thread
+  static constexpr int kPairRows = 2 * kRowBlockRows;  // of a pair of row blocks
 };
 
 // The numbers g and c of a lane.
@@ -46,7 +46,7 @@ struct FragmentLane {
 };
 
 // Returns the index of a thread's element in its fragment. `row` is 0 for row 2 c of the row block,
-// and 1 for row 2 c + 1.
+// and 1 for row 2 c + 1. `column_block` is 0 for column g, and 1 for column g + 8.
 __host__ __device__ constexpr int fragment_index(int row_block, int column_block, int row) {
   return FragmentConfig::kRowBlockElements * row_block + 2 * column_block + row;
 }
@@ -72,6 +72,7 @@ struct PairWord {
   int column_block;
 };
 
+// Returns which row block and which column block a word has.
 __host__ __device__ constexpr PairWord pair_word(int word) { return {word % 2, word / 2}; }
 
 }  // namespace kernels::sm90

@@ -201,9 +201,9 @@ __device__ constexpr int rows_from_first(int i) {
   return FragmentConfig::kRowBlockRows * (i / 2) + i % 2;
 }
 
-// Returns the index of the sum in the thread's row i of a pair, and its first or second column.
-// Example: i = 2 of pair 1 is the thread's first row of row block 3, so its sums are sums[12] and
-// sums[14].
+// Returns the index of the sum in the thread's row i of a pair, and in its first (0) or second (1)
+// column. Example: i = 2 of pair 1 is the thread's first row of row block 3, so its sums are
+// sums[12] and sums[14].
 __device__ constexpr int sum_index(int pair, int i, int column) {
   return fragment_index(2 * pair + i / 2, column, i % 2);
 }
