@@ -10,18 +10,16 @@
 // product, uses the division only.
 //
 // The general epilogue of a GEMM kernel can compute every call. The kernels of sm90/ also have a
-// fast epilogue, for calls (Epilogue::call_is_fast) with all of these properties:
+// fast epilogue, for calls (Epilogue::call_is_fast) with both of these properties:
 //
-//   property                          why the fast epilogue needs it
+//   - The divisor is a power of two from 1 to 2^32. The fast epilogue multiplies by 1 / divisor. In
+//     half types it does so before it adds the bias (is_small_power_of_two).
+//   - The fast epilogue's rule (FastEpilogueRule) allows the call. Each fast epilogue states its
+//     rule beside its stores:
 //
-//   n is a multiple of the fast       No vector crosses the end of a row, and all are aligned.
-//   epilogue's vector size
-//
-//   the divisor is a power of two     The kernel multiplies by 1 / divisor. In half types it does
-//   from 1 to 2^32                    so before it adds the bias (is_small_power_of_two).
-//
-//   half types only: the call has     The fast epilogue of half types always applies ReLU
-//   ReLU                              (sm90/gemm_one_product/epilogue_half_types.cuh).
+//       sm90/gemm_fp16x3/epilogue.cuh                     fast_epilogue_rule
+//       sm90/gemm_one_product/epilogue.cuh                fast_epilogue_rule_of_float32
+//       sm90/gemm_one_product/epilogue_half_types.cuh     fast_epilogue_rule_of_half_types
 //
 // In a fast call of float32, a part of a tile (a block's part in gemm_fp16x3, a warpgroup's in
 // gemm_one_product) still takes the general epilogue if one of its rows of x or of the weight was
@@ -119,6 +117,14 @@ struct Divisor<float> {
 
 // ----------------------------------------------------------------------------------- from z to out
 
+// The conditions of a fast epilogue for a call, besides the one for the divisor.
+struct FastEpilogueRule {
+  // n is a multiple of `alignment` elements. So no vector that the fast epilogue stores crosses the
+  // end of a row, and all are aligned.
+  int64_t alignment;
+  bool needs_relu = false;  // true if the fast epilogue always applies ReLU
+};
+
 // The condition for a float32 tile to take the fast epilogue.
 struct FastEpilogueConfig {
   // All rows of x and weight in the tile were scaled by 2^exponent with an exponent from -40 to 40.
@@ -139,9 +145,8 @@ struct Epilogue {
   Divisor<float> divisor;
   bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
 
-  // `vector_size` is that of the kernel's fast epilogue. In half types the caller then clears
-  // call_is_fast if the call has no ReLU.
-  explicit Epilogue(const LinearArguments& call, int64_t vector_size = 1)
+  // The arguments for a kernel that has no fast epilogue.
+  explicit Epilogue(const LinearArguments& call)
       : bias(static_cast<const T*>(call.bias)),
         out(static_cast<T*>(call.out)),
         mask(call.mask),
@@ -149,7 +154,14 @@ struct Epilogue {
         n(static_cast<int>(call.n)),
         floor(call.has_relu ? 0.0f : -INFINITY),
         divisor(call.divisor),
-        call_is_fast(call.n % vector_size == 0 && divisor.is_small_power_of_two()) {}
+        call_is_fast(false) {}
+
+  // The arguments for a kernel whose fast epilogue has this rule.
+  Epilogue(const LinearArguments& call, const FastEpilogueRule& rule) : Epilogue(call) {
+    const bool is_aligned = call.n % rule.alignment == 0;
+    const bool has_needed_relu = call.has_relu || !rule.needs_relu;
+    call_is_fast = is_aligned && has_needed_relu && divisor.is_small_power_of_two();
+  }
 
   // The result for z, in the general epilogue and in the fast one of float32. Both keep NaN.
   //

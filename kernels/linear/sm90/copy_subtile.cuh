@@ -5,14 +5,13 @@
 
 #include <cuda_runtime.h>
 
+#include "linear/sm90/fragment.cuh"
+
 namespace kernels::sm90 {
 
 // Copies a thread's sums of one subtile from registers to shared memory. (In gemm_one_product they
-// are the accumulators, in gemm_fp16x3 the promoted sums.)
-//
-// Eight rows of x are a row block, of which a thread has four sums. (x is wgmma's operand B, so
-// rows of x are columns of the accumulators.) kRowBlocks row blocks are a subtile. Example with
-// kRowBlocks = 2:
+// are the accumulators, in gemm_fp16x3 the promoted sums.) They are a fragment (fragment.cuh), with
+// four sums of each row block. kRowBlocks row blocks are a subtile. Example with kRowBlocks = 2:
 //
 //   sums             0 1 2 3    4 5 6 7    8 9 10 11    12 13 14 15    ...
 //   row block           0          1           2             3
@@ -24,8 +23,7 @@ template <int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
 #pragma unroll
   for (int j = 0; j < kRowBlocks; ++j) {
-    const float* const sum = sums + 4 * (subtile * kRowBlocks + j);
-    slot[j * kPitch] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    slot[j * kPitch] = row_block_of(sums, subtile * kRowBlocks + j);
   }
 }
 

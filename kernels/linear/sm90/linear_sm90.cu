@@ -34,6 +34,7 @@
 //   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
 //   launch_gemm.cuh                      tensor maps and the launch, for both GEMM kernels
 //   pipeline.cuh                         the ring of stages, for both GEMM kernels
+//   fragment.cuh                         which thread has which accumulators, for both epilogues
 //   copy_subtile.cuh                     copies of sums to shared memory, for both epilogues
 //
 // (`nonfinite` is in split/, `transpose` in transpose.cu.) run_gemm.h calls the functions in
@@ -69,8 +70,7 @@ void launch_high(const LinearArguments& call, cudaStream_t stream) {
 void launch_highest(const LinearArguments& call, cudaStream_t stream) {
   const gemm_fp16x3::Fp16x3Workspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
-  // The GEMM's fast epilogue stores two neighbouring elements of a row at once.
-  const Epilogue<float> epilogue(call, /*vector_size=*/2);
+  const Epilogue<float> epilogue(call, gemm_fp16x3::fast_epilogue_rule());
   gemm_fp16x3::launch_twice(call, workspace, epilogue, stream);
   // This kernel is last because the GEMM's second launch finds which rows of the weight hold
   // infinity or NaN.

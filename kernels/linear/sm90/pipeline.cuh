@@ -1,6 +1,6 @@
 // The parts that both Hopper GEMM kernels (gemm_fp16x3/kernel.cuh and gemm_one_product/kernel.cuh)
 // share: the shape of a block, and the shared-memory pipeline. (Their epilogues share
-// copy_subtile.cuh.)
+// fragment.cuh and copy_subtile.cuh.)
 //
 // The pipeline is a ring of stages in shared memory. A stage holds one k-tile of the weight and one
 // k-tile of x. Each stage has two mbarriers, `full` and `empty`:

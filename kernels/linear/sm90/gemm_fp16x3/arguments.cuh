@@ -19,9 +19,10 @@ namespace kernels::sm90::gemm_fp16x3 {
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
 // for the partial sums of one tile, and stores no more.
 struct PartialSums {
-  // [block of the cluster][group of 8 rows of x][consumer thread]: four sums
+  // [block of the cluster][row block][consumer thread]: the four sums of row_block_of
+  // (fragment.cuh)
   using Sums =
-      float4[BlockConfig::kClusterSize][Fp16x3Config::kSums / 4][BlockConfig::kConsumerThreads];
+      float4[BlockConfig::kClusterSize][Fp16x3Config::kRowBlocks][BlockConfig::kConsumerThreads];
   // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
   using Flags = unsigned[BlockConfig::kClusterSize][BlockConfig::kConsumerWarps];
 

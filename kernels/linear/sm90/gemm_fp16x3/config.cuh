@@ -2,12 +2,13 @@
 //
 //   x [M, K], weight [N, K], out [M, N] = x weight^T
 //
-// A "row" without the name of its matrix is a row of x and of out; eight of them are a row block.
-// (The weight is wgmma's operand A, so rows of out are columns of wgmma's accumulators.)
+// A "row" without the name of its matrix is a row of x and of out; eight of them are a row block
+// (fragment.cuh).
 
 #pragma once
 
 #include "common/sizes.h"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 
@@ -44,6 +45,7 @@ struct Fp16x3Config {
   // Sums of a thread for the largest tile, and as many accumulators: 64 rows of weight * 176 rows
   // of x / 128 threads = 88.
   static constexpr int kSums = kWarpgroupWeightRows * kLargestRows / BlockConfig::kWarpgroupThreads;
+  static constexpr int kRowBlocks = kLargestRows / FragmentConfig::kRowBlockRows;
 
   // ----- The pipeline
   //
@@ -91,7 +93,7 @@ struct Fp16x3Config {
 
   // ----- The subtile that the general epilogue takes at a time: 2 row blocks
   static constexpr int kSubtileRowBlocks = 2;
-  static constexpr int kSubtileRows = 8 * kSubtileRowBlocks;
+  static constexpr int kSubtileRows = FragmentConfig::kRowBlockRows * kSubtileRowBlocks;
   static constexpr int kSubtiles = kLargestRows / kSubtileRows;
   static_assert(kLargestRows % kSubtileRows == 0 && kLargeRows % kSubtileRows == 0 &&
                     kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,

@@ -10,24 +10,14 @@
 // the weight. m_in_tile is counted from the tile's first row, and n_in_block from the first of the
 // block's 128 columns.
 //
-// ----- Which thread holds which sums
+// fragment.cuh says which thread has which sums: lane 4 * g + c of a warp has two columns, in two
+// rows of each row block of 8. In the order of weight_row_order.cuh its columns are neighbours:
+// g = 0 has columns 0 and 1 of the warp's 16, g = 1 columns 4 and 5, g = 2 columns 2 and 3.
 //
-// A consumer warp has 16 columns of the tile (rows of the weight), and all of its rows, in row
-// blocks of 8. A thread is lane 4 * g + c of its warp, where g is 0 to 7 and c is 0 to 3. It has
-// four sums of each row block j:
-//
-//                                  row 8 * j + 2 * c        row 8 * j + 2 * c + 1
-//   column of weight row g         sums[4 * j]              sums[4 * j + 1]
-//   column of weight row g + 8     sums[4 * j + 2]          sums[4 * j + 3]
-//
-// A weight row here is a row of wgmma's operand A: of the warp's 16 rows of the weight, in the
-// order of weight_row_order.cuh. In this order a thread's two columns are neighbours: g = 0 has
-// columns 0 and 1, g = 1 columns 4 and 5, g = 2 columns 2 and 3.
-//
-// linear/epilogue.cuh says when a call takes the fast epilogue (call_is_fast), and when a tile does
-// (FastEpilogueConfig). The fast epilogue (run_fast_epilogue) stores two columns at a time straight
-// from registers. The general one (run_general_epilogue) first collects four neighbouring columns
-// of a row.
+// The fast epilogue (run_fast_epilogue) stores two columns at a time straight from registers. The
+// general one (run_general_epilogue) first collects four neighbouring columns of a row.
+// linear/epilogue.cuh and fast_epilogue_rule say when a call takes the fast one, and
+// FastEpilogueConfig says when a tile does.
 
 #pragma once
 
@@ -39,6 +29,7 @@
 #include "common/ptx/memory.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/gemm_fp16x3/config.cuh"
 #include "linear/sm90/gemm_fp16x3/tiles.cuh"
@@ -57,10 +48,9 @@ __device__ inline void store_partial_sums(const Fp16x3Arguments& args, int rows,
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
   const int rank = ptx::cluster_ctarank();
 #pragma unroll
-  for (int j = 0; j < Fp16x3Config::kSums / 4; ++j) {
-    if (8 * j == rows) break;
-    const float* const sum = sums + 4 * j;
-    args.partials.sums[cluster][rank][j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  for (int j = 0; j < Fp16x3Config::kRowBlocks; ++j) {
+    if (FragmentConfig::kRowBlockRows * j == rows) break;
+    args.partials.sums[cluster][rank][j][threadIdx.x] = row_block_of(sums, j);
   }
   // After this, lane 0's release covers the stores of all lanes.
   __syncwarp();
@@ -87,10 +77,10 @@ __device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, i
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
     }
 #pragma unroll
-    for (int j = 0; j < Fp16x3Config::kSums / 4; ++j) {
-      if (8 * j == rows) break;
+    for (int j = 0; j < Fp16x3Config::kRowBlocks; ++j) {
+      if (FragmentConfig::kRowBlockRows * j == rows) break;
       const float4 partial = __ldcg(&args.partials.sums[other_cluster][rank][j][threadIdx.x]);
-      float* const sum = sums + 4 * j;
+      float* const sum = sums + fragment_index(j, 0, 0);
       sum[0] += partial.x;
       sum[1] += partial.y;
       sum[2] += partial.z;
@@ -194,26 +184,28 @@ __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
 
 // The fast epilogue takes a pair of row blocks at a time. A thread has four rows of the pair:
 //
-//   i                  0       1           2           3
-//   row of the pair    2 * c   2 * c + 1   2 * c + 8   2 * c + 9
-constexpr int kPairRows = 16;
+//   i                        0       1           2           3
+//   row of the pair          2 * c   2 * c + 1   2 * c + 8   2 * c + 9
+//   row block of the pair    0       0           1           1
 constexpr int kThreadRows = 4;  // of a pair
-static_assert(Fp16x3Config::kSubtileRows % kPairRows == 0, "tiles of every height are whole pairs");
+static_assert(Fp16x3Config::kSubtileRows % FragmentConfig::kPairRows == 0,
+              "tiles of every height are whole pairs");
 
 // Returns the thread's row 0 of a pair: 2 * c.
-__device__ __forceinline__ int first_row_of_thread() { return threadIdx.x % 4 * 2; }
+__device__ __forceinline__ int first_row_of_thread() {
+  return 2 * FragmentLane(threadIdx.x % 32).c;
+}
 
 // Returns how far the thread's row i of a pair is from its row 0: 0, 1, 8 or 9 rows.
-__device__ constexpr int rows_from_first(int i) { return 8 * (i / 2) + i % 2; }
+__device__ constexpr int rows_from_first(int i) {
+  return FragmentConfig::kRowBlockRows * (i / 2) + i % 2;
+}
 
-// Returns the sums of the thread's row i of a pair, one for each of its two columns. Example: i = 2
-// of pair 1 is the thread's first row of row block 3, so its sums are sums[12] and sums[14].
-__device__ __forceinline__ float2 sums_of_row(const float (&sums)[Fp16x3Config::kSums], int pair,
-                                              int i) {
-  const int row_block = 2 * pair + i / 2;
-  const float* const first_column = sums + 4 * row_block;
-  const float* const second_column = first_column + 2;
-  return make_float2(first_column[i % 2], second_column[i % 2]);
+// Returns the index of the sum in the thread's row i of a pair, and in its first (0) or second (1)
+// column. Example: i = 2 of pair 1 is the thread's first row of row block 3, so its sums are
+// sums[12] and sums[14].
+__device__ constexpr int sum_index(int pair, int i, int column) {
+  return fragment_index(2 * pair + i / 2, column, i % 2);
 }
 
 // Combines the bits of the mask of a pair of row blocks, j and j + 1. All lanes of a warp call it.
@@ -275,9 +267,9 @@ struct TwoColumns {
   // Makes the results of a row from the row's two sums. With kMask, also sets their bits of the
   // mask in this byte of *bits.
   template <bool kMask>
-  __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue, float2 sums,
-                                                 float x_unscale, int byte, uint32_t* bits) {
-    const float sum[2] = {sums.x, sums.y};
+  __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue,
+                                                 const float (&sum)[2], float x_unscale, int byte,
+                                                 uint32_t* bits) {
     float out[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -303,6 +295,10 @@ struct TwoColumns {
   }
 };
 
+// Returns the rule of the fast epilogue: N is even, because store_pair stores two neighbouring
+// columns at once. (The last byte of a mask's row may have fewer than eight columns.)
+inline FastEpilogueRule fast_epilogue_rule() { return {/*alignment=*/2}; }
+
 // Stores the thread's results of a pair of row blocks, in its two columns. `out` points to the
 // first of them, in the thread's row 0 of the pair. Returns the thread's bits of the mask, a byte
 // for each row (combine_mask_bytes); 0 without kMask.
@@ -314,10 +310,12 @@ __device__ __forceinline__ uint32_t store_pair(const Epilogue<float>& epilogue,
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
-    const int m_in_tile = kPairRows * pair + first_row_of_thread() + rows_from_first(i);
+    const int m_in_tile =
+        FragmentConfig::kPairRows * pair + first_row_of_thread() + rows_from_first(i);
     const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
-    const float2 results = columns.make_results<kMask>(epilogue, sums_of_row(sums, pair, i),
-                                                       x_unscale, /*byte=*/i, &bits);
+    const float sums_of_row[2] = {sums[sum_index(pair, i, 0)], sums[sum_index(pair, i, 1)]};
+    const float2 results =
+        columns.make_results<kMask>(epilogue, sums_of_row, x_unscale, /*byte=*/i, &bits);
     const bool exists = columns.exist && inputs.first_m + m_in_tile < inputs.end_m;
     if (exists) {
       float* const out_of_row = out + rows_from_first(i) * static_cast<int64_t>(epilogue.n);
@@ -333,23 +331,38 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
                                   int n_in_block, const float (&sums)[Fp16x3Config::kSums]) {
   const Epilogue<float>& epilogue = args.epilogue;
   const int n = inputs.first_n + n_in_block;
-  const bool columns_exist = n < epilogue.n;  // both of them, as N is even
+  // Both of them exist or neither, as N is even (fast_epilogue_rule).
+  const bool columns_exist = n < epilogue.n;
   // With a mask, lanes without columns stay, for the exchange.
   if (!kMask && !columns_exist) return;
   TwoColumns columns(inputs, n_in_block, columns_exist);
   float* out = epilogue.out_at(inputs.first_m + first_row_of_thread(), n);
 #pragma unroll
-  for (int pair = 0; pair < Fp16x3Config::kLargestRows / kPairRows; ++pair) {
-    const int first_m_of_pair = inputs.first_m + kPairRows * pair;
+  for (int pair = 0; pair < Fp16x3Config::kLargestRows / FragmentConfig::kPairRows; ++pair) {
+    const int first_m_of_pair = inputs.first_m + FragmentConfig::kPairRows * pair;
     if (first_m_of_pair >= inputs.end_m) break;
     const uint32_t bits = store_pair<kMask>(epilogue, inputs, sums, pair, columns, out);
-    out += kPairRows * static_cast<int64_t>(epilogue.n);
+    out += FragmentConfig::kPairRows * static_cast<int64_t>(epilogue.n);
     if constexpr (kMask) {
       store_mask_byte(epilogue, inputs.end_m, first_m_of_pair + first_row_of_thread(), n, bits);
     }
   }
   columns.mark_overflows(args, n);
 }
+
+// The sums of four neighbouring columns of a row: the thread's own two, and two from another lane.
+// In a thread with the second row (exchange_columns), its own two columns are the last two.
+struct FourSums {
+  float own[2];
+  float received[2];
+  bool is_second_row;
+
+  // Returns the sum in column i of the four.
+  __device__ __forceinline__ float operator[](int i) const {
+    const bool is_own_column = is_second_row ? i >= 2 : i < 2;
+    return is_own_column ? own[i % 2] : received[i % 2];
+  }
+};
 
 // Exchanges sums of a row block between two lanes, each of which has four. Two lanes that differ
 // in kLaneBitOfTwoColumns have two of four neighbouring columns each, in the same two rows of x.
@@ -359,18 +372,18 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
 //   lane, the bit is clear    columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
 //   lane + 8                  columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
 //
-// own_sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second
-// column. `kept` are the thread's own two columns of the row that it has afterwards, and
-// `received` the other lane's two. gets_second_row is true in the lane with the bit, which has row
-// 2c + 1 afterwards. All lanes of a warp call it.
-__device__ __forceinline__ void exchange_columns(float4 own_sums, bool gets_second_row,
-                                                 float (&kept)[2], float (&received)[2]) {
-  kept[0] = gets_second_row ? own_sums.y : own_sums.x;
-  kept[1] = gets_second_row ? own_sums.w : own_sums.z;
-  const float given[2] = {gets_second_row ? own_sums.x : own_sums.y,
-                          gets_second_row ? own_sums.z : own_sums.w};
-  received[0] = __shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns);
-  received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
+// sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second column.
+// gets_second_row is true in the lane with the bit, which has row 2c + 1 afterwards. All lanes of a
+// warp call it.
+__device__ __forceinline__ FourSums exchange_columns(float4 sums, bool gets_second_row) {
+  FourSums four;
+  four.is_second_row = gets_second_row;
+  four.own[0] = gets_second_row ? sums.y : sums.x;
+  four.own[1] = gets_second_row ? sums.w : sums.z;
+  const float given[2] = {gets_second_row ? sums.x : sums.y, gets_second_row ? sums.z : sums.w};
+  four.received[0] = __shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns);
+  four.received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
+  return four;
 }
 
 // The general epilogue. It stores four neighbouring columns of a row at once, from n_in_block on.
@@ -384,7 +397,7 @@ __device__ __forceinline__ void run_general_epilogue(
     const float (&sums)[Fp16x3Config::kSums]) {
   const int lane = threadIdx.x % 32;
   const bool gets_second_row = (lane & kLaneBitOfTwoColumns) != 0;
-  const int row_in_row_block = 2 * (lane % 4) + (gets_second_row ? 1 : 0);
+  const int row_in_row_block = 2 * FragmentLane(lane).c + (gets_second_row ? 1 : 0);
   float4* const slot = &staging[0][threadIdx.x % BlockConfig::kWarpgroupThreads];
 #pragma unroll 1
   for (int subtile = 0; subtile < Fp16x3Config::kSubtiles; ++subtile) {
@@ -394,16 +407,14 @@ __device__ __forceinline__ void run_general_epilogue(
                      BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
 #pragma unroll
     for (int j = 0; j < Fp16x3Config::kSubtileRowBlocks; ++j) {
-      float kept[2];
-      float received[2];
-      exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], gets_second_row, kept, received);
-      const int m_in_tile = first_m_in_tile + 8 * j + row_in_row_block;
+      const FourSums four_sums =
+          exchange_columns(slot[j * BlockConfig::kWarpgroupThreads], gets_second_row);
+      const int m_in_tile = first_m_in_tile + FragmentConfig::kRowBlockRows * j + row_in_row_block;
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const EpilogueInputs::Column column = inputs.columns[n_in_block + i];
-        const bool is_own_column = gets_second_row ? i >= 2 : i < 2;
-        const float sum = is_own_column ? kept[i % 2] : received[i % 2];
+        const float sum = four_sums[i];
         if (!isfinite(sum)) mark_overflow(args, inputs.first_n + n_in_block + i);
         const int exponent = inputs.x_exponent[m_in_tile] + column.exponent;
         z[i] = split::unscale(sum, exponent) + column.bias;

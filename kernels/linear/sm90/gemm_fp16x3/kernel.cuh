@@ -69,6 +69,7 @@
 //     split_x.cuh            the kernel before: splits x, samples the weight (sample_weight.cuh)
 //     launch_gemm.cuh        tensor maps and the launch
 //     pipeline.cuh           the shape of a block, and the ring of stages
+//     fragment.cuh           which thread has which accumulators and sums
 //     copy_subtile.cuh       copies of sums to shared memory, in the epilogue
 //
 // ----- Why it is fast
@@ -89,6 +90,7 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/gemm_fp16x3/config.cuh"
 #include "linear/sm90/gemm_fp16x3/epilogue.cuh"
@@ -117,7 +119,8 @@ template <int kPromotionInterval>
 __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32_t shared_base,
                                              Fp16x3SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
-  const int g = lane / 4;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
+  const int g =
+      FragmentLane(lane).g;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
   // The warp's first row of the weight, and the thread's, both counted from the block's first.
   const int warp_n_in_block = threadIdx.x / 32 * Fp16x3Config::kWarpWeightRows;
   const int n_in_block = warp_n_in_block + weight_row_at_operand_row(g);

@@ -55,6 +55,7 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/ptx/wgmma.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_fp16x3/arguments.cuh"
 #include "linear/sm90/gemm_fp16x3/config.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -166,9 +167,9 @@ struct WeightFragments {
 };
 
 // A consumer warpgroup, as one of its threads sees it: where the thread's data are, and its
-// accumulators and sums of a tile. The thread is lane 4 * g + c of its warp, where g is 0 to 7 and
-// c is 0 to 3. In wgmma's layout it has rows g and g + 8 of the warp's 16 rows of A, which are two
-// neighbouring rows of the weight (weight_row_order.cuh).
+// accumulators and sums of a tile, which are fragments (fragment.cuh). The thread, lane 4 * g + c
+// of its warp, has rows g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of
+// the weight (weight_row_order.cuh).
 template <int kPromotionInterval>
 struct Fp16x3Consumer {
   using State = PipelineState<Fp16x3Config::kStages>;
@@ -192,7 +193,7 @@ struct Fp16x3Consumer {
   // `n_in_block` is the first of the thread's two rows of weight, an even number.
   __device__ Fp16x3Consumer(uint32_t shared_base, int lane, int n_in_block)
       : shared_base(shared_base) {
-    const int c = lane % 4;
+    const int c = FragmentLane(lane).c;
     weight_address =
         shared_base + offsetof(Fp16x3SharedMemory, weight) + swizzled_offset(n_in_block, c);
     mapped_empty_address =

@@ -1,39 +1,16 @@
-// The accumulators of a tile in gemm_one_product_kernel: which thread has which, and how they pass
-// through shared memory in the epilogues of epilogue.cuh.
-//
-// Eight rows of x are a row block; a tile has row blocks j = 0 - 31. (Rows of x, and of out, are
-// columns of wgmma's accumulators.) A warp has 16 rows of the weight, which make 16 columns of out:
-// two column blocks of 8. Thread 32 w + 4 g + c of the warpgroup (warp w = 0 - 3, g = 0 - 7,
-// c = 0 - 3) has four accumulators of each row block:
-//
-//                           row 8 j + 2 c            row 8 j + 2 c + 1
-//   column 16 w + g         accumulators[4 j]        accumulators[4 j + 1]
-//   column 16 w + g + 8     accumulators[4 j + 2]    accumulators[4 j + 3]
-//
-// Which lane of a warp has which rows and columns of row block j:
-//
-//              column 16 w +   0    1    2    3    4    5    6    7  | 8 ... 15: the same lanes
-//   rows 8 j + 0, 8 j + 1      0    4    8   12   16   20   24   28  |
-//   rows 8 j + 2, 8 j + 3      1    5    9   13   17   21   25   29  |
-//   rows 8 j + 4, 8 j + 5      2    6   10   14   18   22   26   30  |
-//   rows 8 j + 6, 8 j + 7      3    7   11   15   19   23   27   31  |
+// The accumulators of a tile in gemm_one_product_kernel: how they pass through shared memory in the
+// epilogues of epilogue.cuh. sm90/fragment.cuh says which thread has which. Warp w = 0 - 3 of the
+// warpgroup has the columns 16 w to 16 w + 15 of the warpgroup's 64.
 
 #pragma once
 
 #include <cstdint>
 
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/pipeline.cuh"
 
 namespace kernels::sm90::gemm_one_product {
-
-// The index of a thread's accumulator for row 2 c of a row block. The one for row 2 c + 1 follows.
-// `column_block` is 0 for column g and 1 for column g + 8 of the warp.
-__host__ __device__ constexpr int accumulator_index(int row_block, int column_block) {
-  return 4 * row_block + 2 * column_block;
-}
-
-// ----- in shared memory
 
 // A subtile of a warpgroup's accumulators, two row blocks: [row block][warp][lane], each lane with
 // its four accumulators of the row block. The 33rd float4 is padding (StagedAccumulatorsReader).
@@ -68,7 +45,7 @@ __host__ __device__ constexpr StagedPlace staged_place(int column, int row) {
   const int warp = column / 16;
   const int lane = column % 8 * 4 + row / 2;  // 4 g + c
   const int column_block = column / 8 % 2;
-  const int component = accumulator_index(/*row_block=*/0, column_block) + row % 2;
+  const int component = fragment_index(/*row_block=*/0, column_block, row % 2);
   return {warp, lane, component};
 }
 static_assert(staged_place(20, 2).in_floats() == 4 * (1 * OneProductConfig::kStagedLanes + 17) + 0,

@@ -9,6 +9,7 @@
 
 #include "common/ptx/wgmma.cuh"
 #include "linear/epilogue.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/split/split.cuh"
 #include "linear/tile_order.cuh"
@@ -75,9 +76,9 @@ struct OneProductConfig {
   // ----- How the epilogues stage results in shared memory (shared_memory.cuh)
 
   // StagedAccumulators (float32, and the general epilogue of half types): a subtile of two row
-  // blocks at a time. A row block is 8 rows (sm90/copy_subtile.cuh). A warp stages it as one float4
-  // a lane. One more float4 is padding (see StagedAccumulatorsReader).
-  static constexpr int kRowBlocks = kTileRows / 8;
+  // blocks at a time. A row block is 8 rows (sm90/fragment.cuh). A warp stages it as one float4 a
+  // lane. One more float4 is padding (see StagedAccumulatorsReader).
+  static constexpr int kRowBlocks = kTileRows / FragmentConfig::kRowBlockRows;
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;
   static constexpr int kStagedLanes = 32 + 1;

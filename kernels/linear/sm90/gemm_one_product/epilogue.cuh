@@ -20,7 +20,7 @@
 //   in epilogue_gradient.cuh
 //     PackedGradient    half types without an epilogue: out [N, M] is the product transposed
 //
-// accumulators.cuh says which thread has which accumulators. A thread's neighbouring accumulators
+// sm90/fragment.cuh says which thread has which accumulators. A thread's neighbouring accumulators
 // are in one column of out, but a store needs neighbours in a row. So they are transposed through
 // shared memory: in this file, a subtile (two row blocks) at a time. (A gradient's out is [N, M],
 // which needs no transposition.) shared_memory.cuh has this memory, and epilogue_inputs.cuh the
@@ -36,8 +36,10 @@
 #include <cstdint>
 
 #include "common/ptx/barrier.cuh"
+#include "launchers.h"
 #include "linear/epilogue.cuh"
 #include "linear/sm90/copy_subtile.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_one_product/accumulators.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/epilogue_inputs.cuh"
@@ -80,7 +82,8 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const int m_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
+      const int row_block = subtile * kSubtileRowBlocks + j;
+      const int m_in_tile = row_block * FragmentConfig::kRowBlockRows + reader.row;
       const int m = warpgroup_tile.first_m + m_in_tile;
       float z[4];
       reader.read(z, j);
@@ -103,6 +106,13 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
 }
 
 // ----- the fast epilogue of float32
+
+// Returns the rule of the fast epilogue of float32. Without a mask, N is a multiple of 4, because
+// RowCursor stores four columns of a row at once, as a vector of 16 bytes. With a mask, N is a
+// multiple of 8, so that a row has whole bytes of the mask.
+inline FastEpilogueRule fast_epilogue_rule_of_float32(const LinearArguments& call) {
+  return {/*alignment=*/call.mask != nullptr ? 8 : 4};
+}
 
 // The inputs of four neighbouring columns.
 struct FourColumns {
@@ -152,7 +162,7 @@ struct RowCursor {
         is_first_half(n % 8 == 0) {
     const int64_t element = static_cast<int64_t>(m) * epilogue.n + n;
     out = epilogue.out + element;
-    // With a mask, call_is_fast implies that N is a multiple of 8 (float_vector_size, launch.cuh).
+    // With a mask, N is a multiple of 8 (fast_epilogue_rule_of_float32).
     if constexpr (kMask) mask = epilogue.mask + element / 8;
   }
 
@@ -173,11 +183,13 @@ struct RowCursor {
     }
   }
 
-  // Moves to the thread's row of the next row block, 8 rows further.
+  // Moves to the thread's row of the next row block.
   __device__ __forceinline__ void advance() {
-    if constexpr (kMask) mask += row_elements;  // eight rows of N / 8 bytes
-    out += 8 * static_cast<int64_t>(row_elements);
-    rows_left -= 8;
+    constexpr int kRows = FragmentConfig::kRowBlockRows;
+    if constexpr (kMask)
+      mask += kRows * static_cast<int64_t>(row_elements) / 8;  // N / 8 bytes a row
+    out += kRows * static_cast<int64_t>(row_elements);
+    rows_left -= kRows;
   }
 };
 
@@ -206,7 +218,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
     for (int j = 0; j < kSubtileRowBlocks; ++j) reader.read(v[j], j);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
-      const int m_in_tile = (subtile * kSubtileRowBlocks + j) * 8 + reader.row;
+      const int row_block = subtile * kSubtileRowBlocks + j;
+      const int m_in_tile = row_block * FragmentConfig::kRowBlockRows + reader.row;
       float results[4];
       const uint32_t bits = make_results_of_row<kMask>(
           epilogue, v[j], memory.inputs.x_unscale[m_in_tile], columns, results);

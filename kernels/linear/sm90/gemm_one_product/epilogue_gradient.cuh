@@ -1,5 +1,5 @@
 // How gemm_one_product_kernel stores gradients in half types (GradientMode), which have no
-// epilogue. accumulators.cuh explains row blocks and column blocks.
+// epilogue. sm90/fragment.cuh explains row blocks (of m), column blocks (of n) and words.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "common/ptx/mma.cuh"
 #include "common/ptx/tma.cuh"
 #include "common/sizes.h"
-#include "linear/sm90/gemm_one_product/accumulators.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/shared_memory.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -30,12 +30,9 @@ template <typename T>
 struct PackedGradient {
   static constexpr int kBoxes = OneProductConfig::kTileRows / OneProductConfig::kGradientBoxRows;
   // Pairs of row blocks.
-  static constexpr int kPairsPerBox = OneProductConfig::kGradientBoxRows / 16;
-  // [box][pair of row blocks][word]. A word has two neighbouring m of one n:
-  //
-  //                            row block 0 of the pair   row block 1
-  //   column block 0 (n = g)       word 0                    word 1
-  //   column block 1 (g + 8)       word 2                    word 3
+  static constexpr int kPairsPerBox =
+      OneProductConfig::kGradientBoxRows / FragmentConfig::kPairRows;
+  // [box][pair of row blocks][word]. A word has two neighbouring m of one n (pair_word).
   uint32_t words[kBoxes][kPairsPerBox][4];
   // The number of stored boxes of the packed tile. At first no tile is packed, so no box is left.
   int stored_boxes = kBoxes;
@@ -49,10 +46,11 @@ struct PackedGradient {
       for (int pair = 0; pair < kPairsPerBox; ++pair) {
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
-          const int row_block = (box * kPairsPerBox + pair) * 2 + word % 2;
-          const int column_block = word / 2;
-          const float* const two_rows = accumulators + accumulator_index(row_block, column_block);
-          words[box][pair][word] = ptx::pack<T>(two_rows[0], two_rows[1]);
+          const int row_block = (box * kPairsPerBox + pair) * 2 + pair_word(word).row_block;
+          const int column_block = pair_word(word).column_block;
+          words[box][pair][word] =
+              ptx::pack<T>(accumulators[fragment_index(row_block, column_block, 0)],
+                           accumulators[fragment_index(row_block, column_block, 1)]);
         }
       }
     }
@@ -89,9 +87,10 @@ struct PackedGradient {
     const uint32_t box = ptx::shared_address(
         staging.gradient_boxes[warp][kBox % OneProductConfig::kGradientBuffers]);
     // stmatrix takes from lane l the address of line l % 8 of matrix l / 8. Matrix i is word i of
-    // all lanes: the lines of column block i / 2, and the m of row block i % 2.
+    // all lanes: the eight lines of its column block, and the eight m of its row block. So lanes
+    // 0 - 15 give the lines of column block 0, and lanes 16 - 31 those of column block 1.
     const int line = lane / 16 * 8 + lane % 8;
-    const int block_of_pair = lane / 8 % 2;
+    const int block_of_pair = pair_word(lane / 8).row_block;
     // Waits until TMA has read the box that was in this buffer before.
     if (lane == 0) ptx::wait_stores_read<OneProductConfig::kGradientBuffers - 1>();
     __syncwarp();

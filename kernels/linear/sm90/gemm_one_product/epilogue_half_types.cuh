@@ -1,5 +1,5 @@
 // The fast epilogue of half types (float16 and bfloat16) in gemm_one_product_kernel.
-// accumulators.cuh explains row blocks, column blocks, g and c.
+// sm90/fragment.cuh explains row blocks, column blocks, g and c, and the words of a pair.
 //
 // A thread's neighbouring results are in one column of out, but a store needs neighbours in a row.
 // So the results go through shared memory (StagedRows), 64 rows at a time, and stmatrix transposes
@@ -25,8 +25,9 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/mma.cuh"
 #include "common/sizes.h"
+#include "launchers.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/gemm_one_product/accumulators.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/epilogue_half_types_mask.cuh"
 #include "linear/sm90/gemm_one_product/shared_memory.cuh"
@@ -55,13 +56,9 @@ __device__ constexpr int buffer_offset_of_part(int part) {
   return part % 2 * sizeof(StagedRows<T>);
 }
 
-// A thread's results in a pair of row blocks. A word has two rows (2 c and 2 c + 1) of one column:
-//
-//                   row block 0 of the pair   row block 1
-//   column g        words[0]                  words[1]
-//   column g + 8    words[2]                  words[3]
+// A thread's results in a pair of row blocks.
 struct PairResults {
-  uint32_t words[4];
+  uint32_t words[4];  // in the order of pair_word
   PairMaskBits mask_bits;
 };
 
@@ -73,12 +70,14 @@ __device__ __forceinline__ void make_results_of_pair(
     float inverse_divisor, const float (&bias)[2], PairResults* results) {
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
-    const int block_of_pair = word % 2;
-    const int column_block = word / 2;
-    const float* const two_rows =
-        accumulators + accumulator_index(first_row_block + block_of_pair, column_block);
-    const float z[2] = {fmaf(two_rows[0], inverse_divisor, bias[column_block]),
-                        fmaf(two_rows[1], inverse_divisor, bias[column_block])};
+    const int block_of_pair = pair_word(word).row_block;
+    const int column_block = pair_word(word).column_block;
+    float z[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int i = fragment_index(first_row_block + block_of_pair, column_block, row);
+      z[row] = fmaf(accumulators[i], inverse_divisor, bias[column_block]);
+    }
     results->words[word] = ptx::pack<T, /*kRelu=*/true>(z[0], z[1]);
     if constexpr (kMask) results->mask_bits.add(block_of_pair, column_block, z);
   }
@@ -86,11 +85,9 @@ __device__ __forceinline__ void make_results_of_pair(
 
 // Returns the address that a lane gives to stmatrix for the first pair of row blocks of StagedRows,
 // which are at `staged_rows`. stmatrix takes from lane l the address of row l % 8 of matrix l / 8.
-// Matrix i is words[i] of all lanes, transposed. In the pair's rows and the warp's columns:
-//
-//                        columns 0 - 7             columns 8 - 15
-//   rows 0 - 7           matrix 0 (lanes 0 - 7)    matrix 2 (lanes 16 - 23)
-//   rows 8 - 15          matrix 1 (lanes 8 - 15)   matrix 3 (lanes 24 - 31)
+// Matrix i is words[i] of all lanes, transposed: the eight rows of its row block, and the eight
+// columns of its column block. So lanes 0 - 15 give the pair's 16 rows of column block 0, and lanes
+// 16 - 31 those of column block 1.
 __device__ __forceinline__ uint32_t stmatrix_address(uint32_t staged_rows, int warp, int lane) {
   const int row = lane % 16;
   const int vector = warp * 2 + lane / 16;  // a warp's 16 columns are two vectors
@@ -138,10 +135,20 @@ struct StagedRowsReader {
   }
 };
 
-// The fast epilogue of half types, which applies ReLU. The caller has checked
-// epilogue.call_is_fast, which implies ReLU here (launch_half_in_mode, launch.cuh). 1 / divisor is
-// a power of two here, and the bias in `inputs` is divided already (epilogue_inputs.cuh), so one
-// fma divides the product and adds the bias.
+// Returns the rule of the fast epilogue of half types. Without a mask, N is a multiple of 8,
+// because StagedRowsReader stores vectors of 16 bytes. With a mask, N is a multiple of 64, because
+// store_mask_rows stores the bits of a warpgroup's 64 columns at once. The call has ReLU, because
+// make_results_of_pair always applies it as it rounds to T.
+template <typename T>
+FastEpilogueRule fast_epilogue_rule_of_half_types(const LinearArguments& call) {
+  const int64_t alignment =
+      call.mask != nullptr ? OneProductConfig::kWarpgroupWeightRows : kVectorBytes / sizeof(T);
+  return {alignment, /*needs_relu=*/true};
+}
+
+// The fast epilogue of half types. The caller has checked epilogue.call_is_fast, so 1 / divisor is
+// a power of two here. The bias in `inputs` is divided already (epilogue_inputs.cuh), so one fma
+// divides the product and adds the bias.
 template <bool kMask, typename T>
 __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[OneProductConfig::kAccumulators],
@@ -149,15 +156,14 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
   constexpr int kStagedRows = OneProductConfig::kStagedRows;
   static_assert(kStagedRowBytes == OneProductConfig::kWarpgroupWeightRows * sizeof(T),
                 "a row has eight vectors of 16 bytes");
-  constexpr int kPairRows = 16;  // a pair of row blocks has 16 rows
+  constexpr int kPairRows = FragmentConfig::kPairRows;
   const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int g = lane / 4;
-  const int c = lane % 4;
+  const FragmentLane fragment_lane(lane);
   const float inverse_divisor = epilogue.divisor.inverse_power;
   const float* const bias_of_warp = memory.inputs.bias + warp * OneProductConfig::kWarpWeightRows;
-  const float bias[2] = {bias_of_warp[g], bias_of_warp[g + 8]};
+  const float bias[2] = {bias_of_warp[fragment_lane.g], bias_of_warp[fragment_lane.g + 8]};
   const uint32_t staging = ptx::shared_address(&memory.staging);
   const uint32_t matrix_address = stmatrix_address(staging, warp, lane);
   const StagedRowsReader<T> reader(epilogue, warpgroup_tile, staging, thread);
@@ -168,7 +174,7 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
     const int first_row = part * kStagedRows;  // of the tile
 #pragma unroll
     for (int pair = 0; pair < kStagedRows / kPairRows; ++pair) {
-      const int first_row_block = (first_row + pair * kPairRows) / 8;
+      const int first_row_block = (first_row + pair * kPairRows) / FragmentConfig::kRowBlockRows;
       PairResults results;
       make_results_of_pair<kMask, T>(accumulators, first_row_block, inverse_divisor, bias,
                                      &results);
@@ -177,8 +183,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       if constexpr (kMask) {
         // True if the lane makes mask words for the second row block of the pair, not for the
         // first.
-        const bool keeps_second = g / 4 == 1;
-        stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, {warp, g, c},
+        const bool keeps_second = fragment_lane.g / 4 == 1;
+        stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, warp, fragment_lane,
                            staged.mask);
       }
     }

@@ -3,8 +3,8 @@
 //
 // A word is a row's 16 columns of one warp (StagedMask, shared_memory.cuh): bit n is the warp's
 // column n. A row block is 8 rows. Lane 4 g + c has rows 2 c and 2 c + 1 of both row blocks of the
-// pair, but only columns g and g + 8 of the 16 (accumulators.cuh). So the eight lanes with the same
-// c have the same four rows, and exchange bits. Three steps:
+// pair, but only columns g and g + 8 of the 16 (sm90/fragment.cuh). So the eight lanes with the
+// same c have the same four rows, and exchange bits. Three steps:
 //
 //   PairMaskBits         A lane collects its own bits: two of each of its four rows.
 //   combine_mask_words   Three exchanges, with the lanes of g ^ 4, g ^ 2 and g ^ 1. Afterwards,
@@ -34,17 +34,11 @@
 
 #include "common/ptx/math.cuh"
 #include "linear/epilogue.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/shared_memory.cuh"
 
 namespace kernels::sm90::gemm_one_product {
-
-// The place of a thread in its warpgroup: it is thread 32 * warp + 4 * g + c.
-struct ThreadPlace {
-  int warp;
-  int g;
-  int c;
-};
 
 // The mask bits of a thread's results in a pair of row blocks. bits[b] has the results of row block
 // b:
@@ -88,27 +82,27 @@ __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_
 //   row block      0                 0                     1                 1
 //   stores row     2 c      nothing  2 c + 1      nothing  2 c      nothing  2 c + 1      nothing
 __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool keeps_second,
-                                                int first_row, const ThreadPlace& place,
+                                                int first_row, int warp, const FragmentLane& lane,
                                                 StagedMask& mask) {
   const int row_block = keeps_second ? 1 : 0;
-  const int row_of_two = place.g / 2 % 2;  // 0 for row 2 c, 1 for row 2 c + 1
-  const int row = first_row + row_block * 8 + 2 * place.c + row_of_two;
-  const bool stores_word = place.g % 2 == 0;
-  if (stores_word) mask[row][place.warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
+  const int row_of_two = lane.g / 2 % 2;  // 0 for row 2 c, 1 for row 2 c + 1
+  const int row = first_row + row_block * FragmentConfig::kRowBlockRows + 2 * lane.c + row_of_two;
+  const bool stores_word = lane.g % 2 == 0;
+  if (stores_word) mask[row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
 }
 
 // The two steps after PairMaskBits. keeps_second and first_row are as above. All lanes of a warp
 // call it.
 __device__ __forceinline__ void stage_mask_of_pair(const PairMaskBits& mask_bits, bool keeps_second,
-                                                   int first_row, const ThreadPlace& place,
-                                                   StagedMask& mask) {
-  const uint32_t two_words = combine_mask_words(mask_bits, keeps_second, place.g);
-  stage_mask_word(two_words, keeps_second, first_row, place, mask);
+                                                   int first_row, int warp,
+                                                   const FragmentLane& lane, StagedMask& mask) {
+  const uint32_t two_words = combine_mask_words(mask_bits, keeps_second, lane.g);
+  stage_mask_word(two_words, keeps_second, first_row, warp, lane, mask);
 }
 
 // Copies the mask of StagedRows to memory. They are the rows from first_m on, and the 64 columns
-// from first_n on. Thread t copies the 8 bytes of row t, if there is such a row. (With a mask,
-// call_is_fast implies that N is a multiple of 64: launch_half_in_mode, launch.cuh.)
+// from first_n on. Thread t copies the 8 bytes of row t, if there is such a row. (With a mask, N
+// is a multiple of 64: fast_epilogue_rule_of_half_types.)
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_m,
                                                 int first_n, int thread, const StagedMask& mask) {

@@ -55,7 +55,7 @@
 //     converter_patch.cuh        how a converter converts a patch: 32 rows x 4 k-tiles of weight
 //     converter_layouts.cuh      how it loads the patch, from a weight or from its transpose
 //     converter_subnormals.cuh   which rows of the weight have too many subnormals for fp16
-//     accumulators.cuh           which thread has which accumulators
+//     accumulators.cuh           how accumulators pass through shared memory
 //     epilogue.cuh               how the consumers make and store the results of a tile
 //     epilogue_inputs.cuh        what they need for it: bias and exponents
 //     epilogue_half_types*.cuh   the fast epilogue of half types, and its mask
@@ -66,6 +66,7 @@
 //     split_x.cuh                float32: the kernel before, which splits x
 //     launch_gemm.cuh            tensor maps and the launch
 //     pipeline.cuh               the shape of a block, and the ring of stages
+//     fragment.cuh               which thread has which accumulators
 //     copy_subtile.cuh           copies of accumulators to shared memory
 //
 // ----- Tiles computed in TF32
@@ -102,6 +103,7 @@
 #include "common/ptx/memory.cuh"
 #include "common/ptx/registers.cuh"
 #include "common/ptx/tma.cuh"
+#include "linear/sm90/fragment.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/converter.cuh"
 #include "linear/sm90/gemm_one_product/epilogue.cuh"
@@ -118,12 +120,13 @@ namespace kernels::sm90::gemm_one_product {
 // Lists a tile to be computed again if the accumulators of this warp are not finite. x is finite
 // here, and finite fp16 operands have finite sums. So an accumulator is infinite or NaN only if the
 // row of the weight holds infinity or NaN, and then all accumulators of that row are. The thread
-// has two rows of the weight, and tests one accumulator of each.
+// has two rows of the weight, and tests one accumulator of each: x and z of its first row block.
 template <typename Mode>
 __device__ __forceinline__ void list_if_not_finite(
     const OneProductArguments<Mode>& args, int index,
     const float (&accumulators)[OneProductConfig::kAccumulators]) {
-  const bool is_finite = fabsf(accumulators[0]) < INFINITY && fabsf(accumulators[2]) < INFINITY;
+  const float4 first = row_block_of(accumulators, 0);
+  const bool is_finite = fabsf(first.x) < INFINITY && fabsf(first.z) < INFINITY;
   const bool warp_is_finite = __all_sync(0xffffffff, is_finite);
   if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
 }

@@ -40,11 +40,10 @@ inline TileOrder tiles_of(const LinearArguments& call) {
 }
 
 // Returns the arguments of gemm_one_product. Those that only float32 has (redo, conversion and
-// x_exponent) are null; launch_convert and launch_redo set those that their modes use. The fast
-// epilogue needs rows of out that are a multiple of vector_size elements.
+// x_exponent) are null; launch_convert and launch_redo set those that their modes use.
 template <typename Mode>
-OneProductArguments<Mode> make_arguments(const LinearArguments& call, int64_t vector_size) {
-  const Epilogue<typename Mode::Out> epilogue(call, vector_size);
+OneProductArguments<Mode> make_arguments(const LinearArguments& call,
+                                         const Epilogue<typename Mode::Out>& epilogue) {
   OneProductArguments<Mode> args{epilogue};
   args.k = static_cast<int>(call.k);
   args.tile_order = tiles_of(call);
@@ -104,14 +103,9 @@ void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
 
 // Launches gemm_one_product in HalfMode or GradientMode.
 template <typename Mode>
-void launch_half_in_mode(const LinearArguments& call, cudaStream_t stream) {
-  // The fast epilogue stores 16-byte vectors of out. It also stores the mask of all columns of a
-  // warpgroup at once.
-  const int64_t vector_size = call.mask != nullptr ? OneProductConfig::kWarpgroupWeightRows
-                                                   : 16 / sizeof(typename Mode::Out);
-  auto args = make_arguments<Mode>(call, vector_size);
-  // The fast epilogue applies ReLU as it rounds to the half type. It has no form without ReLU.
-  args.epilogue.call_is_fast = args.epilogue.call_is_fast && call.has_relu;
+void launch_half_in_mode(const LinearArguments& call, const Epilogue<typename Mode::Out>& epilogue,
+                         cudaStream_t stream) {
+  const auto args = make_arguments<Mode>(call, epilogue);
   // As few clusters as possible without another wave: they take slightly less time. Example: 100
   // tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = args.tile_order.count();
@@ -155,9 +149,11 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
   const bool has_epilogue = call.has_relu || call.bias != nullptr || call.divisor != 1;
   const bool has_vectors = call.n % 8 == 0;
   if (!has_epilogue && has_vectors) {
-    launch_half_in_mode<GradientMode<T>>(transposed_problem(call), stream);
+    const LinearArguments transposed = transposed_problem(call);
+    launch_half_in_mode<GradientMode<T>>(transposed, Epilogue<T>(transposed), stream);
   } else {
-    launch_half_in_mode<HalfMode<T>>(call, stream);
+    const Epilogue<T> epilogue(call, fast_epilogue_rule_of_half_types<T>(call));
+    launch_half_in_mode<HalfMode<T>>(call, epilogue, stream);
   }
 }
 
@@ -227,18 +223,13 @@ struct OneProductWorkspace {
   }
 };
 
-// Returns how many elements of a row gemm_one_product's fast epilogue for float32 stores at once.
-// With a mask they are the 8 that share a byte of the mask, else the 4 of a 16-byte vector.
-inline int64_t float_vector_size(const LinearArguments& call) {
-  return call.mask != nullptr ? 8 : 4;
-}
-
 // Launches the fp16 product in ConvertMode. It lists the tiles for which fp16 is not accurate
 // enough.
 inline void launch_convert(const LinearArguments& call, const OneProductWorkspace& workspace,
                            cudaStream_t stream) {
   using Mode = ConvertMode;
-  auto args = make_arguments<Mode>(call, float_vector_size(call));
+  const Epilogue<float> epilogue(call, fast_epilogue_rule_of_float32(call));
+  auto args = make_arguments<Mode>(call, epilogue);
   const int clusters = std::min(count_clusters<Mode>(), args.tile_order.count());
   args.redo = workspace.redo;
   args.x_exponent = workspace.x.exponent;
@@ -269,7 +260,8 @@ inline void launch_redo(const LinearArguments& call, const OneProductWorkspace& 
     row_major.weight_stride = copy.target_stride;
     row_major.weight_is_transposed = false;
   }
-  auto args = make_arguments<Mode>(row_major, float_vector_size(call));
+  // RedoMode has no fast epilogue.
+  auto args = make_arguments<Mode>(row_major, Epilogue<float>(row_major));
   args.redo = workspace.redo;
   const int clusters = std::min(count_clusters<Mode>(), args.tile_order.count());
   launch_on_operands(args, clusters, row_major, stream);
