@@ -49,6 +49,14 @@ struct TileOrder {
     const int tiles_in_column = min(kBand, x_tiles - band * kBand);
     return {band * kBand + number_in_band % tiles_in_column, number_in_band / tiles_in_column};
   }
+
+  // The position in the order along N, in which x and the weight are exchanged: bands of eight
+  // tiles of the weight, numbered row by row inside a band.
+  __host__ __device__ TilePosition find_along_n(int number) const {
+    const TileOrder along_n{/*x_tiles=*/weight_tiles, /*weight_tiles=*/x_tiles};
+    const TilePosition exchanged = along_n.find(number);
+    return {/*x_tile=*/exchanged.weight_tile, /*weight_tile=*/exchanged.x_tile};
+  }
 };
 
 }  // namespace kernels

@@ -7,9 +7,10 @@
 //
 //   producer warp                                     consumer warpgroups
 //
-//   waits for `empty` of the stage                    wait for `full` of the stage
+//   producer_acquire: waits for `empty`               consumer_wait: wait for `full`
 //   arrives at `full`, with the number of bytes       read the stage
-//   starts TMA copies, which count down the bytes     each warp arrives at `empty` of both blocks
+//   starts TMA copies, which count down the bytes     consumer_release: each warp arrives at
+//                                                     `empty` of both blocks
 //
 // `full` is complete when the producer and all bytes have arrived. A consumer warp arrives in both
 // blocks of the cluster because each block loads half of the x tile and multicasts it to both:
@@ -19,6 +20,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "common/ptx/barrier.cuh"
@@ -66,18 +68,8 @@ struct BlockConfig {
 // each consumer have one of their own, and advance it once a k-tile.
 template <int kStages>
 struct PipelineState {
-  int index = 0;  // the stage's place in the ring
-  // The turn around the ring, modulo 2. mbarrier_wait takes the parity of a phase:
-  //
-  //   turn around the ring                              0      1      2      3    mbarrier_wait's
-  //                                                                               argument
-  //   consumers wait for this phase of `full`           0      1      2      3    parity
-  //   the producer waits for this phase of `empty`      none   0      1      2    parity ^ 1
-  //
-  // The producer waits until the consumers have read what it loaded one turn before. In turn 0
-  // there is nothing to wait for, and it does not wait: a wait for parity 1 returns at once if no
-  // phase of the mbarrier is complete yet.
-  uint32_t parity = 0;
+  int index = 0;        // the stage's place in the ring
+  uint32_t parity = 0;  // the turn around the ring, modulo 2
 
   __device__ void advance() {
     ++index;
@@ -94,46 +86,90 @@ struct PipelineState {
     return later;
   }
 
-  // The index of the previous k-tile's stage.
-  __device__ int previous_index() const { return index == 0 ? kStages - 1 : index - 1; }
+  // The state for the previous k-tile.
+  __device__ PipelineState previous() const {
+    PipelineState earlier = *this;
+    if (index == 0) {
+      earlier.index = kStages;
+      earlier.parity ^= 1;
+    }
+    --earlier.index;
+    return earlier;
+  }
 };
 
-// The mbarriers of all stages, in shared memory.
-template <int kStages>
-struct Barriers {
-  uint64_t full[kStages];   // complete when all bytes of the stage have arrived
-  uint64_t empty[kStages];  // complete when the consumer warps of both blocks have read the stage
-};
-
-// Returns the shared-memory address of a stage's barrier. `barriers` is the address of `full` or
-// `empty`, and `index` is the number of the stage in the ring.
-__device__ inline uint32_t barrier_of(uint32_t barriers, int index) {
+// Returns the address of an mbarrier in an array of mbarriers, which begins at address `barriers`.
+__device__ inline uint32_t barrier_at(uint32_t barriers, int index) {
   return barriers + index * static_cast<int>(sizeof(uint64_t));
 }
 
-// Initialises the barriers at the shared-memory addresses `full` and `empty`, then waits until the
-// barriers of both blocks are initialised. All threads of the cluster call it.
+// The mbarriers of the ring, by which producers and consumers wait for each other. The functions
+// are named as in CUTLASS. `state` is the calling thread's, and "the stage" is that of `state`.
 template <int kStages>
-__device__ void init_barriers(uint32_t full, uint32_t empty) {
-  constexpr int kArrivalsOfProducer = 1;
-  constexpr int kArrivalsOfConsumers = BlockConfig::kConsumerWarps * BlockConfig::kClusterSize;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(barrier_of(full, s), kArrivalsOfProducer);
-      ptx::mbarrier_init(barrier_of(empty, s), kArrivalsOfConsumers);
-    }
-    ptx::fence_mbarrier_init();
-  }
-  ptx::cluster_sync();
-}
+struct Pipeline {
+  using State = PipelineState<kStages>;
 
-// Tells the producers of both blocks that this warp has read a stage. `empty` is the address of the
-// stage's barrier in this block. Lane i arrives at the barrier of block i. All lanes call it.
-__device__ inline void release_stage(uint32_t empty) {
-  const int lane = threadIdx.x % 32;
-  if (lane < BlockConfig::kClusterSize) {
-    ptx::mbarrier_arrive_mapped(ptx::map_shared(empty, lane));
+  // The mbarriers, in shared memory.
+  struct Barriers {
+    uint64_t full[kStages];   // complete when all bytes of the stage have arrived
+    uint64_t empty[kStages];  // complete when the consumer warps of both blocks have read the stage
+  };
+
+  // The shared-memory addresses of both arrays.
+  uint32_t full_barriers;
+  uint32_t empty_barriers;
+
+  // `barriers` is the shared-memory address of this block's Barriers.
+  __device__ explicit Pipeline(uint32_t barriers)
+      : full_barriers(barriers + offsetof(Barriers, full)),
+        empty_barriers(barriers + offsetof(Barriers, empty)) {}
+
+  // Initialises the mbarriers, then waits until those of both blocks are initialised. All threads
+  // of the cluster call it.
+  __device__ void init() const {
+    constexpr int kArrivalsOfProducer = 1;
+    constexpr int kArrivalsOfConsumers = BlockConfig::kConsumerWarps * BlockConfig::kClusterSize;
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < kStages; ++s) {
+        ptx::mbarrier_init(barrier_at(full_barriers, s), kArrivalsOfProducer);
+        ptx::mbarrier_init(barrier_at(empty_barriers, s), kArrivalsOfConsumers);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    ptx::cluster_sync();
   }
-}
+
+  // Returns the address of the stage's `full`, at which TMA counts the bytes.
+  __device__ uint32_t full_barrier(const State& state) const {
+    return barrier_at(full_barriers, state.index);
+  }
+
+  // Waits until the stage is full.
+  __device__ void consumer_wait(const State& state) const {
+    ptx::mbarrier_wait(full_barrier(state), state.parity);
+  }
+
+  // Waits until the stage is empty: until the consumers have read what the producer loaded to it
+  // one turn before. In turn 0 there is nothing to wait for, and the function returns at once: a
+  // wait for parity 1 does so if no phase of the mbarrier is complete yet. The phases:
+  //
+  //   turn around the ring                            0      1      2      3    parity of the phase
+  //
+  //   consumer_wait waits for this phase of `full`    0      1      2      3    state.parity
+  //   this function for this phase of `empty`         none   0      1      2    state.parity ^ 1
+  __device__ void producer_acquire(const State& state) const {
+    ptx::mbarrier_wait(barrier_at(empty_barriers, state.index), state.parity ^ 1);
+  }
+
+  // Tells the producers of both blocks that this warp has read the stage. Lane i arrives at the
+  // mbarrier of block i. All lanes call it.
+  __device__ void consumer_release(const State& state) const {
+    const uint32_t empty_barrier = barrier_at(empty_barriers, state.index);
+    const int lane = threadIdx.x % 32;
+    if (lane < BlockConfig::kClusterSize) {
+      ptx::mbarrier_arrive_mapped(ptx::map_shared(empty_barrier, lane));
+    }
+  }
+};
 
 }  // namespace kernels::sm90

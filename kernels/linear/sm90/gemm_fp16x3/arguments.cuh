@@ -61,6 +61,9 @@ struct EpilogueInputs {
   int tile_is_fast;  // 1 if the block's part of the tile may take the fast epilogue
 };
 
+// The ring of stages (pipeline.cuh).
+using Fp16x3Pipeline = Pipeline<Fp16x3Config::kStages>;
+
 // A block's shared memory.
 struct Fp16x3SharedMemory {
   uint8_t x[Fp16x3Config::kStages][Fp16x3Config::kXBytes];
@@ -69,7 +72,7 @@ struct Fp16x3SharedMemory {
   float4 staging[BlockConfig::kConsumerWarpgroups][Fp16x3Config::kSubtileRowBlocks]
                 [BlockConfig::kWarpgroupThreads];
   EpilogueInputs epilogue_inputs[2];  // this work tile's, and the next one's
-  Barriers<Fp16x3Config::kStages> barriers;
+  Fp16x3Pipeline::Barriers barriers;
 };
 static_assert(sizeof(Fp16x3SharedMemory) <= 227 * 1024, "a block has no more shared memory");
 static_assert(Fp16x3Config::kXBytes % 1024 == 0 && Fp16x3Config::kWeightBytes % 1024 == 0,

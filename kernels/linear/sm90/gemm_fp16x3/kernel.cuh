@@ -116,7 +116,8 @@ __device__ __forceinline__ void load_weight_scales(const Fp16x3Arguments& args, 
 // A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
 // other.
 template <int kPromotionInterval>
-__device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32_t shared_base,
+__device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
+                                             const Fp16x3Pipeline& pipeline, uint32_t shared_base,
                                              Fp16x3SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
   const int g =
@@ -124,8 +125,8 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args, uint32
   // The warp's first row of the weight, and the thread's, both counted from the block's first.
   const int warp_n_in_block = threadIdx.x / 32 * Fp16x3Config::kWarpWeightRows;
   const int n_in_block = warp_n_in_block + weight_row_at_operand_row(g);
-  Fp16x3Consumer<kPromotionInterval> consumer(shared_base, lane, n_in_block);
-  PipelineState<Fp16x3Config::kStages> state;
+  Fp16x3Consumer<kPromotionInterval> consumer(pipeline, shared_base, lane, n_in_block);
+  Fp16x3Pipeline::State state;
   int work_tiles = 0;  // multiplied so far; odd and even ones use different epilogue inputs
   // Inlined, because ptxas serializes wgmma instructions around a function call.
   const auto compute = [&](const WorkTile& work,
@@ -215,20 +216,20 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&x_map);
     ptx::prefetch_tensormap(&weight_map);
   }
-  init_barriers<Fp16x3Config::kStages>(shared_base + offsetof(Fp16x3SharedMemory, barriers.full),
-                                       shared_base + offsetof(Fp16x3SharedMemory, barriers.empty));
+  const Fp16x3Pipeline pipeline(shared_base + offsetof(Fp16x3SharedMemory, barriers));
+  pipeline.init();
   wait_for_previous_kernel();  // has no effect in the second launch, which has waited above
   if (args.is_second_launch) rescale_overflowed_rows(args);
   const bool is_worker = warpgroup == BlockConfig::kConsumerWarpgroups;
   if (is_worker) {
     ptx::setmaxnreg_dec<Fp16x3Config::kWorkerRegisters>();
     const int worker_warp = threadIdx.x / 32 - BlockConfig::kConsumerWarps;
-    if (worker_warp == 0) run_producer(shared_base, x_map, weight_map, args);
+    if (worker_warp == 0) run_producer(pipeline, shared_base, x_map, weight_map, args);
     if (worker_warp == 1) load_epilogue_inputs(args, shared.epilogue_inputs);
     // Workers 2 and 3 have nothing to do.
   } else {
     ptx::setmaxnreg_inc<Fp16x3Config::kConsumerRegisters>();
-    run_consumer<kPromotionInterval>(args, shared_base, shared, warpgroup);
+    run_consumer<kPromotionInterval>(args, pipeline, shared_base, shared, warpgroup);
   }
   // A block must not end while the other one may still copy to its memory or arrive at its
   // barriers.

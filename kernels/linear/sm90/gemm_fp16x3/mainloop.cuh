@@ -69,10 +69,9 @@ namespace kernels::sm90::gemm_fp16x3 {
 // Copies the k-tiles of all work tiles into the stages, one after the other, each as soon as its
 // stage is empty. All lanes of the producer warp call it; lane 0 copies. `shared_base` is the
 // shared-memory address of the block's Fp16x3SharedMemory.
-__device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_map,
-                                    const CUtensorMap& weight_map, const Fp16x3Arguments& args) {
-  const uint32_t full_address = shared_base + offsetof(Fp16x3SharedMemory, barriers.full);
-  const uint32_t empty_address = shared_base + offsetof(Fp16x3SharedMemory, barriers.empty);
+__device__ inline void run_producer(const Fp16x3Pipeline& pipeline, uint32_t shared_base,
+                                    const CUtensorMap& x_map, const CUtensorMap& weight_map,
+                                    const Fp16x3Arguments& args) {
   const int rank = ptx::cluster_ctarank();
   // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
@@ -82,7 +81,7 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
   const uint32_t bytes =
       args.tiles.max_rows() * Fp16x3Config::kRowBytes + Fp16x3Config::kWeightBytes;
   const uint32_t weight_address = shared_base + offsetof(Fp16x3SharedMemory, weight);
-  PipelineState<Fp16x3Config::kStages> state;
+  Fp16x3Pipeline::State state;
   for_each_work_tile(args, [&](const WorkTile& work, const TilePosition& tile) {
     if (threadIdx.x % 32 != 0) return;
     const int m = args.tiles.rows_of(tile).begin + rank * rows_of_block;
@@ -90,15 +89,15 @@ __device__ inline void run_producer(uint32_t shared_base, const CUtensorMap& x_m
     const int begin = work.begin * Fp16x3Config::kKTilesPerKGroup;
     const int end = work.end * Fp16x3Config::kKTilesPerKGroup;
     for (int k_tile = begin; k_tile < end; ++k_tile) {
-      const uint32_t full_of_stage = barrier_of(full_address, state.index);
-      ptx::mbarrier_wait(barrier_of(empty_address, state.index), state.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full_of_stage, bytes);
+      const uint32_t full_barrier = pipeline.full_barrier(state);
+      pipeline.producer_acquire(state);
+      ptx::mbarrier_arrive_expect_tx(full_barrier, bytes);
       // x is stored as [k-tile][row][64 fp16: 32 hi, 32 lo], and TMA takes the coordinates from the
       // last one to the first one: element 0, row, k-tile. The weight is [row][K].
       ptx::copy_tensor_multicast(x_address + state.index * Fp16x3Config::kXBytes, &x_map, 0, m,
-                                 k_tile, full_of_stage, BlockConfig::kBothBlocks);
+                                 k_tile, full_barrier, BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight_address + state.index * Fp16x3Config::kWeightBytes, &weight_map,
-                       k_tile * Fp16x3Config::kKTileDepth, n, full_of_stage);
+                       k_tile * Fp16x3Config::kKTileDepth, n, full_barrier);
       state.advance();
     }
   });
@@ -172,7 +171,7 @@ struct WeightFragments {
 // the weight (weight_row_order.cuh).
 template <int kPromotionInterval>
 struct Fp16x3Consumer {
-  using State = PipelineState<Fp16x3Config::kStages>;
+  using State = Fp16x3Pipeline::State;
   static_assert(kPromotionInterval == 32 || kPromotionInterval == 64 || kPromotionInterval == 128,
                 "the mainloop has the steps of these intervals only");
 
@@ -180,25 +179,27 @@ struct Fp16x3Consumer {
   static constexpr bool kPromotesEachPair = kPromotionInterval <= 64;
   static constexpr bool kPromotesEachKTile = kPromotionInterval == 32;
 
-  // Addresses in shared memory, and the wgmma descriptor of x, for stage 0.
-  uint32_t shared_base;           // the block's Fp16x3SharedMemory
-  uint32_t mapped_empty_address;  // lane 0: the `empty` barrier of block 0; lane 1: of block 1
-  uint32_t weight_address;        // vector c of the thread's first row of weight
-  uint64_t x_descriptor;
+  Fp16x3Pipeline pipeline;
+  uint32_t mapped_empty_barriers;  // lane 0: pipeline.empty_barriers of block 0; lane 1: of block 1
+
+  // Both are for stage 0.
+  uint32_t weight_address;  // of vector c of the thread's first row of weight, in shared memory
+  uint64_t x_descriptor;    // of x, for wgmma
 
   float weight_scale[2];  // 2^exponent of the thread's two rows of weight
   float accumulators[Fp16x3Config::kSums];
   float sums[Fp16x3Config::kSums];
 
-  // `n_in_block` is the first of the thread's two rows of weight, an even number.
-  __device__ Fp16x3Consumer(uint32_t shared_base, int lane, int n_in_block)
-      : shared_base(shared_base) {
+  // `shared_base` is the shared-memory address of the block's Fp16x3SharedMemory. `n_in_block` is
+  // the first of the thread's two rows of weight, an even number.
+  __device__ Fp16x3Consumer(const Fp16x3Pipeline& pipeline, uint32_t shared_base, int lane,
+                            int n_in_block)
+      : pipeline(pipeline) {
     const int c = FragmentLane(lane).c;
     weight_address =
         shared_base + offsetof(Fp16x3SharedMemory, weight) + swizzled_offset(n_in_block, c);
-    mapped_empty_address =
-        ptx::map_shared(shared_base + offsetof(Fp16x3SharedMemory, barriers.empty),
-                        lane % BlockConfig::kClusterSize);
+    mapped_empty_barriers =
+        ptx::map_shared(pipeline.empty_barriers, lane % BlockConfig::kClusterSize);
     x_descriptor = ptx::matrix_descriptor<Fp16x3Config::kRowBytes>(shared_base +
                                                                    offsetof(Fp16x3SharedMemory, x));
   }
@@ -221,9 +222,7 @@ struct Fp16x3Consumer {
   // 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 along K from the thread. In the K order of split/k_order.cuh,
   // these places have the four elements that it has loaded.
   __device__ void convert(WeightFragments& fragments, const State& state) const {
-    ptx::mbarrier_wait(
-        barrier_of(shared_base + offsetof(Fp16x3SharedMemory, barriers.full), state.index),
-        state.parity);
+    pipeline.consumer_wait(state);
     const uint32_t first_address = weight_address + state.index * Fp16x3Config::kWeightBytes;
 #pragma unroll
     for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {  // 16 of K
@@ -311,14 +310,13 @@ struct Fp16x3Consumer {
     for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / split::kLoScale;
   }
 
-  // Calls release_stage, or does the same with mapped_empty_address, which was computed once.
+  // Calls consumer_release, or does the same with mapped_empty_barriers, which was computed once.
   // The kernel for an interval of 32 has no register left for that address.
   __device__ void release(const State& state) const {
     if constexpr (kPromotionInterval == 32) {
-      release_stage(
-          barrier_of(shared_base + offsetof(Fp16x3SharedMemory, barriers.empty), state.index));
+      pipeline.consumer_release(state);
     } else if (threadIdx.x % 32 < BlockConfig::kClusterSize) {
-      ptx::mbarrier_arrive_mapped(barrier_of(mapped_empty_address, state.index));
+      ptx::mbarrier_arrive_mapped(barrier_at(mapped_empty_barriers, state.index));
     }
   }
 

@@ -193,19 +193,15 @@ struct OneProductArguments {
   }
 
   // The tile with this index. In ConvertMode, neighbouring clusters share a tile of the weight
-  // (tile_order.cuh), and the converters use the same order. In half types they share a tile of x,
-  // which takes slightly less time. For that, x and the weight are exchanged in TileOrder, which
-  // then numbers the tiles along N, in bands of eight tiles of the weight.
+  // (tile_order.cuh), and the converters use the same order. In half types they share a tile of x
+  // (find_along_n), which takes slightly less time.
   __device__ TilePosition tile_at(int index) const {
     if constexpr (Mode::kIsRedo) {
       return tile_order.find(redo.tiles[index]);
     } else if constexpr (Mode::kConvertsWeight) {
       return tile_order.find(index);
     } else {
-      const TileOrder tile_order_along_n{/*x_tiles=*/tile_order.weight_tiles,
-                                         /*weight_tiles=*/tile_order.x_tiles};
-      const TilePosition exchanged = tile_order_along_n.find(index);
-      return {/*x_tile=*/exchanged.weight_tile, /*weight_tile=*/exchanged.x_tile};
+      return tile_order.find_along_n(index);
     }
   }
 };

@@ -98,7 +98,6 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
-#include "common/ptx/barrier.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/ptx/registers.cuh"
@@ -134,12 +133,13 @@ __device__ __forceinline__ void list_if_not_finite(
 // A consumer warpgroup of all modes but GradientMode: mainloop and epilogue, tile by tile.
 template <typename Mode>
 __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& args,
+                                             const OneProductPipeline& pipeline,
                                              uint32_t shared_base,
                                              OneProductSharedMemory<Mode>& shared, int warpgroup) {
   const EpilogueMemory<typename Mode::Out> memory{
       shared.epilogue_inputs[warpgroup], shared.staging[warpgroup],
       OneProductConfig::kFirstEpilogueBarrier + warpgroup};
-  OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
+  OneProductConsumer<Mode> consumer(args, pipeline, shared_base, warpgroup);
   float accumulators[OneProductConfig::kAccumulators];
   for_each_tile(args, [&](int index, const TilePosition& tile) {
     if (!computes_x_tile(args, tile.x_tile)) return;
@@ -173,11 +173,12 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
 template <typename Mode>
 __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<Mode>& args,
                                                       const CUtensorMap& out_map,
+                                                      const OneProductPipeline& pipeline,
                                                       uint32_t shared_base,
                                                       OneProductSharedMemory<Mode>& shared,
                                                       int warpgroup) {
   const int k_tiles = args.k_tiles();
-  OneProductConsumer<Mode> consumer(args, shared_base, warpgroup);
+  OneProductConsumer<Mode> consumer(args, pipeline, shared_base, warpgroup);
   PackedGradient<typename Mode::Out> packed;  // at first empty: all its boxes count as stored
   int packed_index = 0;                       // the index of the packed tile
   float accumulators[OneProductConfig::kAccumulators];
@@ -280,9 +281,8 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::prefetch_tensormap(&weight_map);
     shared.producer_k_tile = 0;
   }
-  init_barriers<OneProductConfig::kStages>(
-      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full),
-      shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty));
+  const OneProductPipeline pipeline(shared_base + offsetof(OneProductSharedMemory<Mode>, barriers));
+  pipeline.init();
   wait_and_let_next_start<Mode>();
   if (warpgroup >= BlockConfig::kConsumerWarpgroups) {
     constexpr int kRegisters = Mode::kIsGradient ? OneProductConfig::kGradientWorkerRegisters
@@ -290,7 +290,7 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     ptx::setmaxnreg_dec<kRegisters>();
     const bool is_producer_warp = threadIdx.x < kProducerThread + 32;
     if (is_producer_warp) {
-      run_producer(shared_base, {x_map, weight_map}, args, shared);
+      run_producer(pipeline, shared_base, {x_map, weight_map}, args, shared);
     } else if constexpr (Mode::kConvertsWeight) {
       const int converter = threadIdx.x / 32 - kFirstConverterWarp;
       if (args.weight_is_transposed) {
@@ -304,9 +304,9 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
                                                  : OneProductConfig::kConsumerRegisters;
     ptx::setmaxnreg_inc<kRegisters>();
     if constexpr (Mode::kIsGradient) {
-      run_gradient_consumer(args, out_map, shared_base, shared, warpgroup);
+      run_gradient_consumer(args, out_map, pipeline, shared_base, shared, warpgroup);
     } else {
-      run_consumer(args, shared_base, shared, warpgroup);
+      run_consumer(args, pipeline, shared_base, shared, warpgroup);
     }
   }
   // A block must not end while the other one still copies to its memory or arrives at its barriers.

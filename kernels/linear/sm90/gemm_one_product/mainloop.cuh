@@ -129,35 +129,6 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps,
   }
 }
 
-// Where the producer finds the stages: shared-memory addresses in stage 0.
-struct ProducerStages {
-  uint32_t full;
-  uint32_t empty;
-  uint32_t x;  // this block's half of the rows
-  uint32_t weight;
-
-  template <typename Mode>
-  __device__ static ProducerStages of(uint32_t shared_base, int rank) {
-    using SharedMemory = OneProductSharedMemory<Mode>;
-    constexpr int kXBytesPerBlock = OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
-    ProducerStages stages;
-    stages.full = shared_base + offsetof(SharedMemory, barriers.full);
-    stages.empty = shared_base + offsetof(SharedMemory, barriers.empty);
-    stages.x = shared_base + offsetof(SharedMemory, x) + rank * kXBytesPerBlock;
-    stages.weight = shared_base + offsetof(SharedMemory, weight);
-    return stages;
-  }
-
-  // The target of the loads to the stage of this index.
-  __device__ LoadTarget target(int index) const {
-    LoadTarget target;
-    target.x = x + index * OneProductConfig::kXBytes;
-    target.weight = weight + index * OneProductConfig::kWeightBytes;
-    target.full = barrier_of(full, index);
-    return target;
-  }
-};
-
 // How the producer warp keeps pace with the converters of ConvertMode (converter.cuh): it tells its
 // block's converters how far it is, and loads only k-tiles that are converted. All lanes of the
 // warp call the functions.
@@ -194,14 +165,18 @@ struct ConversionProgress {
 // The TMA producer: one warp, of which lane 0 issues the loads. `shared_base` is the shared-memory
 // address of `shared`.
 template <typename Mode>
-__device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
-                             const OneProductArguments<Mode>& args,
+__device__ void run_producer(const OneProductPipeline& pipeline, uint32_t shared_base,
+                             const OperandMaps& maps, const OneProductArguments<Mode>& args,
                              OneProductSharedMemory<Mode>& shared) {
   const int rank = ptx::cluster_ctarank();
-  const ProducerStages stages = ProducerStages::of<Mode>(shared_base, rank);
+  // Shared-memory addresses in stage 0: of this block's half of the rows of x, and of the weight.
+  constexpr int kXBytesPerBlock = OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
+  const uint32_t x_address =
+      shared_base + offsetof(OneProductSharedMemory<Mode>, x) + rank * kXBytesPerBlock;
+  const uint32_t weight_address = shared_base + offsetof(OneProductSharedMemory<Mode>, weight);
   const bool is_loader = threadIdx.x % 32 == 0;
   const int k_tiles = args.k_tiles();
-  PipelineState<OneProductConfig::kStages> state;
+  OneProductPipeline::State state;
   ConversionProgress conversion{args.conversion, &shared.producer_k_tile};
   for_each_tile(args, [&](int index, const TilePosition& tile) {
     const int first_m =
@@ -214,13 +189,16 @@ __device__ void run_producer(uint32_t shared_base, const OperandMaps& maps,
       return;
     }
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-      ptx::mbarrier_wait(barrier_of(stages.empty, state.index), state.parity ^ 1);
+      pipeline.producer_acquire(state);
       if constexpr (Mode::kConvertsWeight) {
         conversion.begin_k_tile(k_tile);
         if (k_tile >= conversion.converted_k_tiles) conversion.wait(panel, k_tile);
       }
       if (is_loader) {
-        load_k_tile(maps, args, {first_m, first_n, k_tile}, stages.target(state.index));
+        const LoadTarget target{x_address + state.index * OneProductConfig::kXBytes,
+                                weight_address + state.index * OneProductConfig::kWeightBytes,
+                                pipeline.full_barrier(state)};
+        load_k_tile(maps, args, {first_m, first_n, k_tile}, target);
       }
       state.advance();
     }
@@ -289,18 +267,16 @@ struct OneProductConsumer {
   const OneProductArguments<Mode>& args;
   int warpgroup;
   int rank;  // the block's rank in its cluster
-  // Addresses in shared memory, of the first stage: its barriers, x, and this warpgroup's weight.
-  uint32_t full_address;
-  uint32_t empty_address;
+  OneProductPipeline pipeline;
+  // Shared-memory addresses in stage 0.
   uint32_t x_address;
-  uint32_t weight_address;
-  PipelineState<OneProductConfig::kStages> state;
+  uint32_t weight_address;  // of this warpgroup's rows
+  OneProductPipeline::State state;
 
-  __device__ OneProductConsumer(const OneProductArguments<Mode>& args, uint32_t shared_base,
+  __device__ OneProductConsumer(const OneProductArguments<Mode>& args,
+                                const OneProductPipeline& pipeline, uint32_t shared_base,
                                 int warpgroup)
-      : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()) {
-    full_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.full);
-    empty_address = shared_base + offsetof(OneProductSharedMemory<Mode>, barriers.empty);
+      : args(args), warpgroup(warpgroup), rank(ptx::cluster_ctarank()), pipeline(pipeline) {
     x_address = shared_base + offsetof(OneProductSharedMemory<Mode>, x);
     // The warpgroup's 64 rows of the weight are one box, transposed or not.
     const int n_in_block = warpgroup * OneProductConfig::kWarpgroupWeightRows;
@@ -320,19 +296,19 @@ struct OneProductConsumer {
   // cores always have one k-tile to work on while the warpgroup waits.
   __device__ __forceinline__ void multiply_next_k_tile(
       float (&accumulators)[OneProductConfig::kAccumulators], int k_tile) {
-    ptx::mbarrier_wait(barrier_of(full_address, state.index), state.parity);
+    pipeline.consumer_wait(state);
     multiply_k_tile(args, accumulators, x_address + state.index * OneProductConfig::kXBytes,
                     weight_address + state.index * OneProductConfig::kWeightBytes,
                     /*accumulates=*/k_tile > 0);
     ptx::wgmma_wait_group<1>();
-    if (k_tile > 0) release_stage(barrier_of(empty_address, state.previous_index()));
+    if (k_tile > 0) pipeline.consumer_release(state.previous());
     state.advance();
   }
 
   // Waits for the products of a tile's last k-tile, and releases its stage.
   __device__ void complete() const {
     ptx::wgmma_wait_group<0>();
-    release_stage(barrier_of(empty_address, state.previous_index()));
+    pipeline.consumer_release(state.previous());
   }
 };
 

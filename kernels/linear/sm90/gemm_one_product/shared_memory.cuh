@@ -55,6 +55,9 @@ struct EpilogueMemory {
   int barrier;
 };
 
+// The ring of stages (pipeline.cuh).
+using OneProductPipeline = Pipeline<OneProductConfig::kStages>;
+
 // A block's shared memory.
 template <typename Mode>
 struct OneProductSharedMemory {
@@ -64,7 +67,7 @@ struct OneProductSharedMemory {
   EpilogueInputs<typename Mode::Out> epilogue_inputs[BlockConfig::kConsumerWarpgroups];
   // Other modes have no converters, and an int in their place.
   std::conditional_t<Mode::kConvertsWeight, ConverterMemory, int> converters;
-  Barriers<OneProductConfig::kStages> barriers;
+  OneProductPipeline::Barriers barriers;
   int producer_k_tile;  // the latest k-tile that the producer has begun; see converter.cuh
 };
 
