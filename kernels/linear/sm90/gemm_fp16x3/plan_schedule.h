@@ -94,9 +94,9 @@ class Planner {
   }
 
   // Returns whether to cut the tiles of the last wave. If all clusters have the same load, each has
-  // total_load / clusters, and the busiest cluster saves the rest of its load. This must be at
-  // least the load of kMinSaving k-groups of the tile with the most rows. (Both are multiplied by
-  // the clusters here, so that they are whole numbers.)
+  // total_load / clusters, and the busiest cluster saves busiest_load - total_load / clusters. This
+  // must be at least the load of kMinSaving k-groups of the tile with the most rows. (Both are
+  // multiplied by `clusters` here, so that they are whole numbers.)
   bool cutting_pays() const {
     int64_t busiest_load = 0;  // if no tile is cut
     for (int cluster = 0; cluster < clusters_; ++cluster) {

@@ -91,6 +91,7 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
+// The constant of the schedule. PlanConfig (plan_schedule.h) has those of its planning.
 struct StreamKConfig {
   // The most clusters in a grid. The chip of compute capability 9.0 has 144 multiprocessors, two
   // for each cluster; an H200 uses 132 of them.
