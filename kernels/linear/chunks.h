@@ -20,7 +20,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 #include "common/sizes.h"
 #include "launchers.h"
@@ -36,16 +35,21 @@ constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 
 // How a kernel divides its result into tiles.
 struct TileGrid {
+  // A tiles_of_wave that exceeds the tiles of every product.
+  static constexpr int64_t kAllTiles = INT64_MAX;
+
   int64_t rows_of_tile;
   int64_t weight_tiles;  // along N
-  // Tiles that the GPU computes at once. None if the kernel divides the last wave's tiles among all
-  // multiprocessors (stream-K): an incomplete wave then costs little, so waves are not counted.
-  std::optional<int64_t> tiles_of_wave;
+  // Tiles that the GPU computes at once. kAllTiles if the kernel divides the last wave's tiles
+  // among all multiprocessors (stream-K): an incomplete wave then costs little, so every chunk
+  // counts as one wave.
+  int64_t tiles_of_wave;
 
-  // Returns the waves of a product with this many tiles along M; 0 if waves are not counted.
+  // Returns the waves of a product with this many tiles along M (at least one).
   int64_t count_waves(int64_t tiles_along_m) const {
-    if (!tiles_of_wave) return 0;
-    return divide_up(tiles_along_m * weight_tiles, *tiles_of_wave);
+    const int64_t tiles = tiles_along_m * weight_tiles;
+    if (tiles <= tiles_of_wave) return 1;
+    return divide_up(tiles, tiles_of_wave);
   }
 };
 
@@ -105,13 +109,15 @@ int64_t max_tiles_of_chunk(const TileGrid& grid, const WorkspaceOf& workspace_of
 struct Chunks {
   int64_t tiles;
   int64_t count;
-  int64_t waves;  // the sum over all chunks; 0 if waves are not counted
+  int64_t waves;  // the sum over all chunks
 
   Chunks(int64_t all_tiles, int64_t tiles, const TileGrid& grid)
-      : tiles(tiles), count(divide_up(all_tiles, tiles)) {
-    const int64_t full_chunks = all_tiles / tiles;
+      : tiles(tiles), count(all_tiles / tiles), waves(count * grid.count_waves(tiles)) {
     const int64_t tiles_of_rest = all_tiles % tiles;
-    waves = full_chunks * grid.count_waves(tiles) + grid.count_waves(tiles_of_rest);
+    if (tiles_of_rest > 0) {
+      ++count;
+      waves += grid.count_waves(tiles_of_rest);
+    }
   }
 
   bool is_better_than(const Chunks& other) const {

@@ -11,9 +11,9 @@ MIB = 1 << 20
 MAX_WORKSPACE = 254 * MIB  # the README promises 256; torch's allocator may add 2
 MIN_FOR_ROWS = 64 * MIB  # kMinWorkspaceForRows of chunks.h
 
-# The tiles of fp16x3: their rows of x, and the number that stands for no tiles_of_wave.
+# The tiles of fp16x3: their rows of x, and kAllTiles of chunks.h.
 TILE_ROWS = 176
-NO_WAVES = 0
+ALL_TILES = (1 << 63) - 1
 
 # Addresses of the whole x, out and mask in the program. It never reads what they point to.
 X = 1 << 40
@@ -36,8 +36,7 @@ int main(int, char** arguments) {
   call.x_stride = number(4);
   const int64_t fixed = number(5);
   const int64_t per_row = number(6);
-  kernels::TileGrid grid{number(7), number(8)};
-  if (number(9) > 0) grid.tiles_of_wave = number(9);
+  const kernels::TileGrid grid{number(7), number(8), number(9)};
   call.x = reinterpret_cast<const void*>(number(10));
   call.out = reinterpret_cast<void*>(number(11));
   call.mask = reinterpret_cast<uint8_t*>(number(12));
@@ -148,7 +147,7 @@ def test_slices_are_aligned_and_measured_without_memory(tmp_path):
 
 
 def call_of(m, k, fixed, element_size=4, mask=MASK):
-    """Return a call without waves, whose rows of x and of out are not aligned."""
+    """Return a call of one wave for each chunk, whose rows of x and of out are not aligned."""
     return Call(
         element_size,
         m=m,
@@ -158,7 +157,7 @@ def call_of(m, k, fixed, element_size=4, mask=MASK):
         per_row=4 + 4 * k,
         rows_of_tile=TILE_ROWS,
         weight_tiles=1,
-        tiles_of_wave=NO_WAVES,
+        tiles_of_wave=ALL_TILES,
         mask=mask,
     )
 

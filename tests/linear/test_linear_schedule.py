@@ -1,6 +1,6 @@
 """The fp16x3 GEMM's schedule and tiles: which cluster multiplies which part of the output.
 
-The host code of stream_k.cuh and choose_tiles.h in linear/sm90/gemm_fp16x3 is compiled and run
+The host code of plan_schedule.h and choose_tiles.h in linear/sm90/gemm_fp16x3 is compiled and run
 alone, without a GPU.
 """
 
@@ -16,46 +16,46 @@ from tests.support.processes import compiled
 LARGEST = 176
 LARGE = 160
 
-# Prints how many clusters have work, the whole waves, `StreamKConfig::min_range` of tiles of 176
-# rows, and where each cluster's range begins. Without arguments it prints two constants.
+# Prints how many clusters have work, the whole waves, `PlanConfig::min_range` of tiles of 176 rows,
+# where each cluster's range begins, and the rows of x of each tile. Without arguments it prints two
+# constants.
 PLAN = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "linear/sm90/gemm_fp16x3/stream_k.cuh"
+#include "linear/sm90/gemm_fp16x3/plan_schedule.h"
+
+using namespace kernels::sm90::gemm_fp16x3;
 
 int main(int count, char** arguments) {
-  using Config = kernels::sm90::gemm_fp16x3::StreamKConfig;
   if (count == 1) {
-    printf("%d %d", Config::kMinPart, Config::kMinSaving);
+    printf("%d %d", PlanConfig::kMinPart, PlanConfig::kMinSaving);
     return 0;
   }
-  const int tiles = atoi(arguments[1]);
-  const int k_groups = atoi(arguments[2]);
-  const int clusters = atoi(arguments[3]);
-  const int rows_of_third = atoi(arguments[4]);
-  const auto rows_of = [=](int tile) { return tile % 3 < 2 ? 176 : rows_of_third; };
-  kernels::sm90::gemm_fp16x3::Schedule schedule;
-  const int used = schedule.plan(tiles, k_groups, clusters, /*max_rows=*/176, rows_of);
-  printf("%d %d %d", used, schedule.whole_waves, Config::min_range(k_groups, /*rows=*/176));
-  for (int i = 0; i <= clusters; ++i) printf(" %d", schedule.range_begins[i]);
+  const auto number = [&](int i) { return atoi(arguments[i]); };
+  const int k_groups = number(4);
+  const int clusters = number(5);
+  const TilePartition tiles{{/*x_tiles=*/number(1), /*weight_tiles=*/number(2)},
+                            /*largest_x_tiles=*/number(3),
+                            /*other_rows=*/Fp16x3Config::kLargeRows};
+  const Plan plan = plan_schedule(tiles, k_groups, clusters);
+  const int min_range = PlanConfig::min_range(k_groups, Fp16x3Config::kLargestRows);
+  printf("%d %d %d", plan.clusters, plan.schedule.whole_waves, min_range);
+  for (int i = 0; i <= clusters; ++i) printf(" %d", plan.schedule.range_begins[i]);
+  for (int i = 0; i < tiles.count(); ++i) printf(" %d", tiles.rows_of(tiles.find(i)).size);
 }
 """
 
 
-def rows_of(tile):
-    """Return the number of rows of x of a tile: every third tile has 160."""
-    return LARGEST if tile % 3 < 2 else LARGE
-
-
 @dataclass
 class Plan:
-    """A plan that `Schedule::plan` made. stream_k.cuh explains the words, and has an example.
+    """A plan that `plan_schedule` made. stream_k.cuh explains the words, and has an example.
 
     A load is how much a cluster multiplies: rows of x times k-groups.
 
     Attributes:
-        tiles, k_groups, clusters: the arguments; `k_groups` is that of one tile.
+        k_groups, clusters: the arguments; `k_groups` is that of one tile.
+        rows: the rows of x of each tile.
         used: clusters that have work.
         whole_waves: in each of them, every cluster computes one whole tile.
         min_range: the fewest k-groups that a range should have if tiles are cut.
@@ -63,13 +63,18 @@ class Plan:
             line's end.
     """
 
-    tiles: int
     k_groups: int
     clusters: int
+    rows: list[int]
     used: int
     whole_waves: int
     min_range: int
     begins: list[int]
+
+    @property
+    def tiles(self):
+        """Return how many tiles there are."""
+        return len(self.rows)
 
     @property
     def first_of_last_wave(self):
@@ -92,18 +97,18 @@ class Plan:
         loads = self.loads_of_uncut_tiles(self.first_of_last_wave)
         for cluster, (begin, end) in enumerate(pairwise(self.begins)):
             for k_group in range(begin, end):
-                loads[cluster] += rows_of(self.first_of_last_wave + k_group // self.k_groups)
+                loads[cluster] += self.rows[self.first_of_last_wave + k_group // self.k_groups]
         return loads
 
     @property
     def total_load(self):
         """Return the load of all tiles."""
-        return sum(map(rows_of, range(self.tiles))) * self.k_groups
+        return sum(self.rows) * self.k_groups
 
     def loads_of_uncut_tiles(self, end):
         """Return each cluster's load if the tiles before `end` are dealt out in turn, uncut."""
-        tiles_by_cluster = [range(c, end, self.clusters) for c in range(self.clusters)]
-        return [sum(map(rows_of, tiles)) * self.k_groups for tiles in tiles_by_cluster]
+        rows_by_cluster = [self.rows[c : end : self.clusters] for c in range(self.clusters)]
+        return [sum(rows) * self.k_groups for rows in rows_by_cluster]
 
     def sharers(self, tile_of_last_wave):
         """Return how many clusters have k-groups of a tile: 0 is the last wave's first tile."""
@@ -114,7 +119,7 @@ class Plan:
 
 
 class Constants(NamedTuple):
-    """Constants of StreamKConfig, which stream_k.cuh explains."""
+    """Constants of PlanConfig, which plan_schedule.h explains."""
 
     min_part: int
     min_saving: int
@@ -132,29 +137,54 @@ def constants(program):
 
 @pytest.fixture(scope="module")
 def plan(program):
-    """Return a function that makes a plan."""
+    """Return a function that makes a plan, of x_tiles times weight_tiles tiles."""
 
-    def call(tiles, k_groups, clusters, rows_of_third=LARGE):
-        numbers = map(int, program(tiles, k_groups, clusters, rows_of_third))
-        used, whole_waves, min_range, *begins = numbers
-        return Plan(tiles, k_groups, clusters, used, whole_waves, min_range, begins)
+    def call(x_tiles, weight_tiles, largest_x_tiles, k_groups, clusters):
+        numbers = map(int, program(x_tiles, weight_tiles, largest_x_tiles, k_groups, clusters))
+        used, whole_waves, min_range, *rest = numbers
+        begins = rest[: clusters + 1]
+        rows = rest[clusters + 1 :]
+        return Plan(k_groups, clusters, rows, used, whole_waves, min_range, begins)
 
     return call
 
 
+# 3 clusters, and 5 tiles of 176 rows and 9 k-groups.
+EXAMPLE = {
+    "x_tiles": 5,
+    "weight_tiles": 1,
+    "largest_x_tiles": 5,
+    "k_groups": 9,
+    "clusters": 3,
+}
+
+
 def test_the_example_in_the_headers_comment_is_right(plan):
-    example = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=LARGEST)
+    example = plan(**EXAMPLE)
     assert (example.used, example.whole_waves, example.begins) == (3, 1, [0, 6, 12, 18])
 
 
 def test_no_tile_is_shared_if_the_environment_forbids_it(plan, monkeypatch):
     monkeypatch.setenv("KERNELS_STREAM_K", "0")
-    example = plan(tiles=5, k_groups=9, clusters=3, rows_of_third=LARGEST)
+    example = plan(**EXAMPLE)
     assert (example.used, example.whole_waves, example.begins) == (3, 1, [0, 9, 18, 18])
 
 
 # Outputs of one tile and of many, short and long sums, and GPUs of several sizes.
-TILES = [1, 2, 5, 16, 24, 65, 66, 67, 96, 192, 1504]
+# Tiles are numbers of tiles along M and N.
+TILES = [
+    (1, 1),
+    (2, 1),
+    (5, 1),
+    (4, 4),
+    (3, 8),
+    (5, 13),
+    (6, 11),
+    (67, 1),
+    (3, 32),
+    (6, 32),
+    (47, 32),
+]
 K_GROUPS = [1, 2, 16, 17, 128, 1024]
 CLUSTERS = [1, 2, 57, 66, 72]
 
@@ -162,7 +192,9 @@ CLUSTERS = [1, 2, 57, 66, 72]
 @pytest.fixture(scope="module", params=product(TILES, K_GROUPS, CLUSTERS), ids=str)
 def planned(plan, request):
     """Return a plan; each test with this fixture checks one property of all plans."""
-    return plan(*request.param)
+    (x_tiles, weight_tiles), k_groups, clusters = request.param
+    largest_x_tiles = x_tiles - x_tiles // 3  # the others have 160 rows
+    return plan(x_tiles, weight_tiles, largest_x_tiles, k_groups, clusters)
 
 
 def test_the_ranges_cover_the_last_wave_in_order(planned):
@@ -232,6 +264,7 @@ CHOSEN_TILES = r"""
 #include <cstdlib>
 
 #include "linear/sm90/gemm_fp16x3/choose_tiles.h"
+#include "linear/sm90/gemm_fp16x3/plan_schedule.h"
 
 using namespace kernels::sm90::gemm_fp16x3;
 
@@ -242,10 +275,8 @@ int main(int, char** arguments) {
   const int clusters = 66;
   const TilePartition tiles = choose_tiles(m, n, k, clusters);
   const int rows = tiles.largest_x_tiles > 0 ? Fp16x3Config::kLargestRows : tiles.other_rows;
-  Schedule schedule;
-  const int used = schedule.plan(tiles.count(), Fp16x3Config::k_groups(k), clusters, rows,
-                                 [=](int) { return rows; });
-  printf("%d %d %d", rows, tiles.count(), used);
+  const Plan plan = plan_schedule(tiles, Fp16x3Config::k_groups(k), clusters);
+  printf("%d %d %d", rows, tiles.count(), plan.clusters);
 }
 """
 

@@ -29,6 +29,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <limits>
 
 #include "common/sizes.h"
 #include "launchers.h"
@@ -113,48 +115,53 @@ inline double wave_utilization(const Product& product, const Gpu& gpu) {
   return elements / elements_of_full_waves;
 }
 
+// A line of skinny_wins's table: limits of a product.
+struct SkinnyLimits {
+  int64_t least_m;  // rows of x
+  double most_m;
+  double most_tiles;  // of out, for each of the GPU's multiprocessors
+  int64_t least_k;
+  double most_multiplications;
+  bool is_for_high;  // for `highest` and `high`; if false, for `highest` alone
+};
+
 // Returns whether the path skinny wins, also against the path sm90, for a float32 forward that is
-// not empty. If there are few rows, the tiles of the tensor-core kernels would consist mostly of
-// padding; if the result is small, there would be few tiles.
-//
-// Let t be the tiles of out divided by the GPU's multiprocessors.
-//
-//   rows of x      skinny wins if                            at
-//   1 to 8         t <= 4, or K >= 512                       `highest` and `high`
-//   9 to 16        t <= 2 and K >= 256, or K >= 512          `highest`
-//   17 and more    t <= 2 and K >= 256, or                   `highest`
-//                  t <= 1 and K >= 16;
-//                  and also multiplications <= 2^28
+// not empty: if the product keeps to all limits of a line of the table. If there are few rows, the
+// tiles of the tensor-core kernels would consist mostly of padding; if the result is small, there
+// would be few tiles.
 //
 // Example: an H200 has 132 multiprocessors. For x with 16 rows and a weight with 8192, out has 1 *
-// 256 tiles of 16 x 32. So t is 1.94, and skinny wins from K = 256 on.
+// 256 tiles of 16 x 32. These are 1.94 for each multiprocessor. So skinny wins from K = 256 on, by
+// the third line.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  // clang-format off
+  static constexpr SkinnyLimits kTable[] = {
+      // M from, to   tiles to   K from             multiplications to   for `high`
+      {       1,    8,       4,  0,                 kAny,                true },
+      {       1,    8,    kAny,  512,               kAny,                true },
+      {       9,   16,       2,  256,               kAny,                false},
+      {       9,   16,    kAny,  512,               kAny,                false},
+      {      17, kAny,       2,  256,               1 << 28,             false},
+      {      17, kAny,       1,  kLeastKAtHighest,  1 << 28,             false},
+  };
+  // clang-format on
+
   // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has 1, 2, 4 or 8
   // rows. The count below takes one tile for all rows.)
   constexpr int kTileRows = 16;
   constexpr int kTileColumns = 32;
-  constexpr int kVeryFewRows = 8;
-  constexpr int kMediumK = 256;
-  constexpr int kLongK = 512;
-  constexpr int kFewTiles = 1;  // for each multiprocessor
-  constexpr int kMediumTiles = 2;
-  constexpr int kManyTiles = 4;
-  constexpr int kMostMultiplications = 1 << 28;
-
-  const int64_t tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
-  if (product.m <= kVeryFewRows) {
-    return tiles <= kManyTiles * gpu.multiprocessors || product.k >= kLongK;
-  }
-
-  if (!product.is_highest()) return false;  // tensor cores are faster
-  const bool is_medium = tiles <= kMediumTiles * gpu.multiprocessors && product.k >= kMediumK;
-  if (product.m <= kTileRows) return is_medium || product.k >= kLongK;
-
-  const bool is_small = tiles <= kFewTiles * gpu.multiprocessors && product.k >= kLeastKAtHighest;
+  const int64_t all_tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
+  const double tiles = static_cast<double>(all_tiles) / gpu.multiprocessors;
   // A tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
-  return (is_medium || is_small) && multiplications <= kMostMultiplications;
+  return std::any_of(std::begin(kTable), std::end(kTable), [&](const SkinnyLimits& limits) {
+    return product.m >= limits.least_m && product.m <= limits.most_m &&
+           tiles <= limits.most_tiles && product.k >= limits.least_k &&
+           multiplications <= limits.most_multiplications &&
+           (limits.is_for_high || product.is_highest());
+  });
 }
 
 // Returns whether the path sm90 wins by fp16x3, for a gradient at `highest`: if K >= 64,

@@ -41,7 +41,6 @@
 // kernels::cuda at the end of this file.
 
 #include <algorithm>
-#include <optional>
 
 #include "common/launch.cuh"
 #include "common/sizes.h"
@@ -108,7 +107,7 @@ TileGrid tile_grid_of(const LinearArguments& call) {
   if (call.precision == Precision::kHighest) {
     grid.rows_of_tile = gemm_fp16x3::Fp16x3Config::kLargestRows;
     grid.weight_tiles = divide_up(call.n, gemm_fp16x3::Fp16x3Config::kTileWeightRows);
-    grid.tiles_of_wave = std::nullopt;  // stream-K
+    grid.tiles_of_wave = TileGrid::kAllTiles;  // stream-K
   } else {
     // Each cluster computes whole tiles, so a wave has one tile for each cluster.
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);

@@ -75,18 +75,18 @@ class Product:
 # inequality here is a limit of M, N or K alone.
 _PAIRS = {
     (FORWARD, HIGHEST): [
-        # skinny_wins: ceil(M / 16) ceil(N / 32) tiles <= 132 multiprocessors times 4 (kManyTiles),
-        # 2 (kMediumTiles) or 1 (kFewTiles), that is 528, 264 or 132
-        #   kMostMultiplications: M max(N, 32) K <= 2^28
-        ("kManyTiles", (8, 16896, 256), (8, 17408, 256)),  # 528, 544 tiles
-        ("kLongK", (8, 20480, 512), (8, 20480, 448)),
-        ("kLongK", (16, 16384, 512), (16, 16384, 448)),
-        ("kMediumTiles", (16, 8192, 256), (16, 8704, 256)),  # 256, 272 tiles
-        ("kMediumK", (16, 8192, 256), (16, 8192, 192)),
-        ("kMediumK", (32, 4096, 256), (32, 4096, 192)),
-        ("kFewTiles", (32, 2048, 128), (32, 2304, 128)),  # 128, 144 tiles
-        ("kMostMultiplications", (32, 4096, 2048), (32, 4096, 2304)),  # 2^28, 1.1 * 2^28
-        ("kMostMultiplications", (4096, 16, 2048), (4096, 16, 2304)),  # the same, by max(N, 32)
+        # skinny_wins:
+        #   ceil(M / 16) ceil(N / 32) tiles <= 132 multiprocessors times 4, 2 or 1: 528, 264 or 132
+        #   M max(N, 32) K multiplications <= 2^28
+        ("skinny_wins", (8, 16896, 256), (8, 17408, 256)),  # 528, 544 tiles
+        ("skinny_wins", (8, 20480, 512), (8, 20480, 448)),  # K
+        ("skinny_wins", (16, 16384, 512), (16, 16384, 448)),  # K
+        ("skinny_wins", (16, 8192, 256), (16, 8704, 256)),  # 256, 272 tiles
+        ("skinny_wins", (16, 8192, 256), (16, 8192, 192)),  # K
+        ("skinny_wins", (32, 4096, 256), (32, 4096, 192)),  # K
+        ("skinny_wins", (32, 2048, 128), (32, 2304, 128)),  # 128, 144 tiles
+        ("skinny_wins", (32, 4096, 2048), (32, 4096, 2304)),  # 2^28, 1.1 * 2^28 multiplications
+        ("skinny_wins", (4096, 16, 2048), (4096, 16, 2304)),  # the same, by max(N, 32)
         # sm90_fp16x3_wins, and sm90_fp16x3_forward_wins for a weight that is not copied:
         #   (M (N - 112) + 2^17) K >= 3 * 2^26 = 201.3 million, in millions
         ("kLeastKAtHighest", (16384, 1024, 16), (16384, 1024, 12)),
@@ -117,8 +117,8 @@ _PAIRS = {
     ],
     (FORWARD, HIGH): [
         # skinny_wins, as above
-        ("kManyTiles", (8, 16896, 256), (8, 17408, 256)),  # 528, 544 tiles
-        ("kVeryFewRows", (8, 4096, 4096), (9, 4096, 4096)),
+        ("skinny_wins", (8, 16896, 256), (8, 17408, 256)),  # 528, 544 tiles
+        ("skinny_wins", (8, 4096, 4096), (9, 4096, 4096)),  # M
         # sm90_one_product_wins, and sm90_one_product_wins_float32: our time / torch's <= 1
         ("kLeastKOfOneProduct", (8192, 8192, 256), (8192, 8192, 224)),
         ("kConversionPerElement", (704, 16384, 4096), (672, 16384, 4096)),  # 0.97, 1.02

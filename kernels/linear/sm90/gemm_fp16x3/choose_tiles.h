@@ -8,10 +8,10 @@
 //
 // Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has work
 // for fewer than 10 clusters, because a cluster's range of K has a minimum length
-// (StreamKConfig::min_range). Three tiles of 64 rows have work for more than 30. Their estimated
+// (PlanConfig::min_range). Three tiles of 64 rows have work for more than 30. Their estimated
 // time is shorter, so they are chosen.
 //
-// The unit of time is the row time, as in stream_k.cuh's cost model (StreamKConfig).
+// The unit of time is the row time, as in plan_schedule.h's cost model (PlanConfig).
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 #include "common/launch.cuh"
 #include "linear/sm90/gemm_fp16x3/config.cuh"
-#include "linear/sm90/gemm_fp16x3/stream_k.cuh"
+#include "linear/sm90/gemm_fp16x3/plan_schedule.h"
 #include "linear/sm90/gemm_fp16x3/tiles.cuh"
 #include "linear/tile_order.cuh"
 
@@ -34,17 +34,16 @@ inline TileOrder cover_with_tiles(int64_t m, int64_t n, int rows) {
 // The estimated time of the last wave, which has `tiles` tiles, fewer than there are clusters. The
 // clusters share the tiles along K, unless it takes less time to leave some clusters without work.
 inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters) {
-  const double k_group_time = StreamKConfig::k_group_time(rows);
+  const double k_group_time = PlanConfig::k_group_time(rows);
   // How many clusters share a tile, on average: all clusters are divided among the tiles, but a
   // cluster's range of K has a minimum length.
-  const double max_sharers =
-      static_cast<double>(k_groups) / StreamKConfig::min_range(k_groups, rows);
+  const double max_sharers = static_cast<double>(k_groups) / PlanConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
   // The time to store and add partial sums, but at least the time of kMinSaving k-groups. So
   // sharing is estimated to be faster only if it saves each cluster at least that many k-groups
-  // (StreamKConfig).
-  const double adding_time = std::max(StreamKConfig::kMinSaving * k_group_time,
-                                      StreamKConfig::kAddingPerRow * sharers * rows);
+  // (PlanConfig).
+  const double adding_time =
+      std::max(PlanConfig::kMinSaving * k_group_time, PlanConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;
   const double shared_time = k_groups / sharers * k_group_time + adding_time;
   return std::min(uncut_time, shared_time);
@@ -52,7 +51,7 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
 
 // The estimated time of all tiles, of the whole waves and of the last wave.
 inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int clusters) {
-  const double k_group_time = StreamKConfig::k_group_time(rows);
+  const double k_group_time = PlanConfig::k_group_time(rows);
   const int whole_waves = tiles.count() / clusters;
   const int remaining_tiles = tiles.count() % clusters;
   const double whole_waves_time = whole_waves * k_groups * k_group_time;

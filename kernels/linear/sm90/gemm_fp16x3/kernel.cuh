@@ -56,6 +56,7 @@
 //   in this folder
 //     launch.cuh             the launches of the kernel, and their workspace
 //     choose_tiles.h         the host's choice of how many rows a tile has
+//     plan_schedule.h        the host's plan: which tiles clusters share, and where they are cut
 //     stream_k.cuh           the order of the work tiles
 //     config.cuh             constants
 //     tiles.cuh              the rows of x of each tile

@@ -11,6 +11,7 @@
 #include "linear/epilogue.cuh"
 #include "linear/sm90/gemm_fp16x3/choose_tiles.h"
 #include "linear/sm90/gemm_fp16x3/kernel.cuh"
+#include "linear/sm90/gemm_fp16x3/plan_schedule.h"
 #include "linear/sm90/launch_gemm.cuh"
 #include "linear/sm90/pipeline.cuh"
 #include "linear/sm90/split_x.cuh"
@@ -82,6 +83,7 @@ inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& wor
   const int max_clusters = std::min(count_gemm_clusters(kernel, sizeof(Fp16x3SharedMemory)),
                                     StreamKConfig::kMaxClusters);
   const TilePartition tiles = choose_tiles(call.m, call.n, k, max_clusters);
+  const Plan plan = plan_schedule(tiles, Fp16x3Config::k_groups(k), max_clusters);
 
   Fp16x3Arguments args{epilogue};
   args.x = workspace.x;
@@ -91,11 +93,8 @@ inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& wor
   args.has_nonfinite = workspace.has_nonfinite;
   args.is_second_launch = false;
   args.tiles = tiles;
+  args.schedule = plan.schedule;
   args.partials = workspace.partials;
-  const auto row_count = [&](int tile) { return tiles.rows_of(tiles.find(tile)).size; };
-  // `plan` fills in the schedule, and returns how many clusters have work.
-  const int clusters = args.schedule.plan(tiles.count(), Fp16x3Config::k_groups(k), max_clusters,
-                                          tiles.max_rows(), row_count);
 
   // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map =
@@ -105,7 +104,7 @@ inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& wor
                                           call.weight_stride, Fp16x3Config::kBlockWeightRows);
 
   const auto launch = [&] {
-    launch_gemm(kernel, sizeof(Fp16x3SharedMemory), clusters, stream, x_map, weight_map, args);
+    launch_gemm(kernel, sizeof(Fp16x3SharedMemory), plan.clusters, stream, x_map, weight_map, args);
   };
   launch();
   // The first launch has set its flags, so the second launch uses others, which are still zero.
