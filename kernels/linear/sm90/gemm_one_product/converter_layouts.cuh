@@ -138,10 +138,10 @@ struct RowMajor {
   }
 
   // From where the lane loads the patch that begins at first_n and first_k.
-  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
+  __device__ static LaneSource source_of(const split::Float32Matrix& weight, int64_t first_n,
                                          int64_t first_k, int lane) {
     const int64_t n = first_n + lane / 16;
-    const float* const first = weight.source + n * weight.row_stride + first_k + lane % 16 * 4;
+    const float* const first = weight.source_row(n) + first_k + lane % 16 * 4;
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
@@ -202,10 +202,10 @@ struct Transposed {
     return {/*row=*/16 * octet + lane % 16, /*k=*/piece_k + lane / 16 * 8, /*lane_row=*/octet};
   }
 
-  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
+  __device__ static LaneSource source_of(const split::Float32Matrix& weight, int64_t first_n,
                                          int64_t first_k, int lane) {
     const int64_t k = first_k + lane / 8;
-    const float* const first = weight.source + k * weight.row_stride + first_n + lane % 8 * 4;
+    const float* const first = weight.source_row(k) + first_n + lane % 8 * 4;
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 

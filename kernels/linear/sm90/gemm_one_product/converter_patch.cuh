@@ -172,16 +172,16 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 
 // Loads the octet of row n that begins at first_k. Elements past K, which is `k`, are 0.
 template <typename Layout>
-__device__ __forceinline__ void load_edge_octet(const split::ScaledMatrix& weight, int64_t n,
+__device__ __forceinline__ void load_edge_octet(const split::Float32Matrix& weight, int64_t n,
                                                 int64_t first_k, int64_t k,
                                                 float (&v)[split::kOctet]) {
   if constexpr (Layout::kIsTransposed) {
     for (int j = 0; j < split::kOctet; ++j) {
       const bool exists = first_k + j < k;
-      v[j] = exists ? weight.source[(first_k + j) * weight.row_stride + n] : 0;
+      v[j] = exists ? weight.source_row(first_k + j)[n] : 0;
     }
   } else {
-    load_floats(v, weight.source + n * weight.row_stride, first_k, k, /*is_aligned=*/true);
+    load_floats(v, weight.source_row(n), first_k, k, /*is_aligned=*/true);
   }
 }
 
