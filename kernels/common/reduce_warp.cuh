@@ -1,8 +1,10 @@
-// A reduction over the lanes of a warp.
+// Reductions over the lanes of a warp.
 
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include <cstdint>
 
 namespace kernels {
 
@@ -14,6 +16,28 @@ __device__ T reduce_warp(T value, const Op& op) {
     value = op(value, __shfl_xor_sync(0xffffffff, value, distance));
   }
   return value;
+}
+
+// Combines the words of a group of kLanes neighbouring lanes by OR; each lane of the group gets the
+// result. Lanes 0 to kLanes - 1 are the first group, the next kLanes lanes the second, and so on.
+// All lanes of a warp must call the function.
+//
+// Its callers make bytes of a mask. A byte has the bits of 8 elements, and each of kLanes lanes has
+// some of them. A lane passes its bits already shifted to their places in the byte. Example: each
+// lane has 4 elements, so kLanes is 2. With a letter for the bit of each element:
+//
+//   lane           0         1         2         3      ...
+//   elements     0..3      4..7      8..11    12..15
+//   bits        ....dcba  hgfe....  ....lkji  ponm....       lowest bit on the right
+//   result      hgfedcba  hgfedcba  ponmlkji  ponmlkji
+template <int kLanes>
+__device__ __forceinline__ uint32_t or_over_lanes(uint32_t bits) {
+  static_assert(32 % kLanes == 0, "a warp consists of whole groups");
+#pragma unroll
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
+  }
+  return bits;
 }
 
 }  // namespace kernels

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/reduce_warp.cuh"
 #include "common/vectors.cuh"
 #include "relu/config.cuh"
 
@@ -12,39 +13,23 @@ namespace kernels::relu {
 
 // ---------------------------------------------------------------------------------------- the mask
 
-// A byte of the mask has the bits of 8 elements. A thread has the bits of kSize neighbouring
-// elements, bit j for the j-th of them. This function combines the bits of the 8 / kSize threads of
-// a byte. The first of these threads gets the byte as the lowest byte of the returned word. All
-// threads of a warp must call the function.
-//
-// For float32, where kSize is 4, with a letter for the bit of each element:
-//
-//   lane            0         1         2         3      ...
-//   elements      0..3      4..7      8..11    12..15
-//   bits         ....dcba  ....hgfe  ....lkji  ....ponm       lowest bit on the right
-//   shifted      ....dcba  hgfe....  ....lkji  ponm....       by 4 * (lane % 2)
-//   combined     hgfedcba  hgfedcba  ponmlkji  ponmlkji       OR with the word of lane ^ 1
-//
-// In float64 kSize is 2. The four threads of a byte make two exchanges, with lane ^ 1 and then with
-// lane ^ 2. In a half type kSize is 8, and there is nothing to combine.
+// Combines the bits of the threads that share a byte of the mask. A thread has the bits of kSize
+// neighbouring elements, bit j for the j-th of them. A byte has the bits of 8 elements, so
+// 8 / kSize threads share it. (In a half type kSize is 8, and there is nothing to combine.) The
+// first of these threads gets the byte, as the lowest byte of the returned word. All threads of a
+// warp must call the function.
 template <int kSize>
 __device__ uint32_t combine_bits(uint32_t bits) {
-  constexpr int kThreadsOfByte = 8 / kSize;
-  static_assert(kThreadsOfByte >= 1, "a thread has at most the bits of one byte");
-  bits <<= (threadIdx.x % kThreadsOfByte) * kSize;
-#pragma unroll
-  for (int distance = 1; distance < kThreadsOfByte; distance *= 2) {
-    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
+  if constexpr (kSize == 1) {
+    // One ballot gives the bits of all 32 lanes, and each lane shifts its own bit to the lowest
+    // place. Lanes 0, 8, 16 and 24 are the first of a byte.
+    return __ballot_sync(0xffffffff, bits) >> (threadIdx.x % 32);
+  } else {
+    constexpr int kThreadsOfByte = 8 / kSize;
+    static_assert(kThreadsOfByte >= 1, "a thread has at most the bits of one byte");
+    const int first_bit = threadIdx.x % kThreadsOfByte * kSize;  // in the byte
+    return or_over_lanes<kThreadsOfByte>(bits << first_bit);
   }
-  return bits;
-}
-
-// Combines the bits of threads that have one element each. One ballot gives the bits of all 32
-// lanes, and each lane shifts its own bit to the lowest place. Lanes 0, 8, 16 and 24 are the first
-// of a byte.
-template <>
-__device__ inline uint32_t combine_bits<1>(uint32_t bits) {
-  return __ballot_sync(0xffffffff, bits) >> (threadIdx.x % 32);
 }
 
 // -------------------------------------------------------------------------------------- the kernel

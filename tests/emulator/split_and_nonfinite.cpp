@@ -21,7 +21,7 @@ namespace {
 __global__ void split_row_kernel(split::ScaledMatrix matrix, int64_t k, split::Splitter splitter) {
   const bool is_warp = splitter == split::Splitter::kWarp;
   const int64_t row = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / 32 : blockIdx.x;
-  const auto form = matrix.lo != nullptr ? split::Form::kWithLo : split::Form::kWithoutLo;
+  const split::Form form = split::form_of(matrix.lo);
   if (row < matrix.rows) split::split_row(matrix, form, row, k, splitter);
 }
 
@@ -83,7 +83,7 @@ struct FloatMatrix {
 
   // The matrix as kernels get it, without hi, lo and exponents.
   split::ScaledMatrix scaled_matrix() const {
-    split::ScaledMatrix matrix{row(0), rows, row_stride};
+    split::ScaledMatrix matrix{{row(0), rows, row_stride}};
     matrix.row_state = reinterpret_cast<int*>(states.data);
     return matrix;
   }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/reduce_warp.cuh"
 #include "common/vectors.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/fused_pass/vectors.cuh"
@@ -33,17 +34,6 @@ __device__ inline int64_t row_of(int64_t vector, int64_t padded_row_vectors, int
     return static_cast<uint32_t>(vector) / static_cast<uint32_t>(padded_row_vectors);
   }
   return vector / padded_row_vectors;
-}
-
-// Combines the bits of the threads whose vectors share a byte of the mask (relu/forward.cuh has a
-// picture of that). Each of these threads passes its own bits in their places, and gets the byte.
-template <typename T>
-__device__ __forceinline__ uint32_t combine_bits(uint32_t bits) {
-#pragma unroll
-  for (int distance = 1; distance < MaskLayout::kColumns / Vector<T>::kSize; distance *= 2) {
-    bits |= __shfl_xor_sync(0xffffffff, bits, distance);
-  }
-  return bits;
 }
 
 // In place: out [m, n] = relu(out) / divisor. mask [m, (n + 7) / 8], or null.
@@ -84,9 +74,10 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   }
   elements.store(out, z);
   if (mask == nullptr) return;
-  const int place = static_cast<int>(first_column % MaskLayout::kColumns);  // in its byte
-  bits = combine_bits<T>(bits << place);
-  if (place != 0 || elements.count == 0) return;
+  constexpr int kThreadsOfByte = MaskLayout::kColumns / kSize;
+  const int first_bit = static_cast<int>(first_column % MaskLayout::kColumns);  // in the byte
+  bits = or_over_lanes<kThreadsOfByte>(bits << first_bit);
+  if (first_bit != 0 || elements.count == 0) return;
   mask[row * bytes_of_bits(n) + first_column / MaskLayout::kColumns] = static_cast<uint8_t>(bits);
 }
 

@@ -86,7 +86,7 @@ __device__ inline int64_t first_k_of_lane(int64_t k) {
 // The kRows rows of the weight from first_n on, whose exponents one warp makes, and what the lane
 // has found in its sample of them. The weight [n, k] may be stored as its transpose [k, n].
 struct SampledRows {
-  const split::ScaledMatrix& weight;
+  const split::Float32Matrix& weight;
   bool is_transposed;
   int64_t first_n;
   int64_t k;
@@ -94,7 +94,7 @@ struct SampledRows {
 
   // Loads the lane's four elements along K of each row. Rows past the last one are left out, and so
   // are the four elements if one of them is past K.
-  __device__ SampledRows(const split::ScaledMatrix& weight, bool is_transposed, int64_t first_n,
+  __device__ SampledRows(const split::Float32Matrix& weight, bool is_transposed, int64_t first_n,
                          int64_t k)
       : weight(weight), is_transposed(is_transposed), first_n(first_n), k(k) {
     const int64_t first_k = first_k_of_lane(k);
@@ -108,7 +108,7 @@ struct SampledRows {
 #pragma unroll
     for (int i = 0; i < SampleConfig::kRows; ++i) {
       if (first_line + i >= lines) break;
-      const float* const line = weight.source + (first_line + i) * weight.row_stride;
+      const float* const line = weight.source_row(first_line + i);
       load_floats(v[i], line, first_neighbour, line_size, /*is_aligned=*/true);
     }
 #pragma unroll

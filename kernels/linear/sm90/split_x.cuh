@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
     cleared[i] = 0;
   }
-  const auto form = x.lo != nullptr ? split::Form::kWithLo : split::Form::kWithoutLo;
+  const split::Form form = split::form_of(x.lo);
   // The number of the block among those that split x; below 0 if it samples the weight.
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
   const bool splits_x = x_block >= 0;

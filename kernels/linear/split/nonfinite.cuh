@@ -52,19 +52,20 @@ __device__ bool has_nonfinite_row(const split::ScaledMatrix& matrix, int64_t fir
   return is_found;
 }
 
-// Returns a row of the float32 operand, or its last row if `row` is past the end.
-__device__ __forceinline__ const float* source_row(const split::ScaledMatrix& matrix, int64_t row) {
-  return matrix.source + min(row, matrix.rows - 1) * matrix.row_stride;
+// Returns where a row of the matrix begins. Past the end, it is the last row.
+__device__ __forceinline__ const float* row_or_last(const split::Float32Matrix& matrix,
+                                                    int64_t row) {
+  return matrix.source_row(min(row, matrix.rows - 1));
 }
 
 // Returns whether an element of K is infinite or NaN in one of the kCount rows from first_row on.
 template <int kCount>
-__device__ __forceinline__ bool has_nonfinite_element(const split::ScaledMatrix& matrix,
+__device__ __forceinline__ bool has_nonfinite_element(const split::Float32Matrix& matrix,
                                                       int64_t first_row, int64_t element) {
   bool is_found = false;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const float value = source_row(matrix, first_row + i)[element];
+    const float value = row_or_last(matrix, first_row + i)[element];
     const bool is_finite = fabsf(value) < INFINITY;  // false for NaN, too
     is_found |= !is_finite;
   }
@@ -111,9 +112,9 @@ __device__ __forceinline__ void sum_nonfinite_terms(
                                        tile.weight, tile.first_column, element));
   };
   const float* const x_row =
-      source_row(tile.x, tile.first_row + lane / NonfiniteConfig::kTileColumns);
+      row_or_last(tile.x, tile.first_row + lane / NonfiniteConfig::kTileColumns);
   const float* const weight_row =
-      source_row(tile.weight, tile.first_column + lane % NonfiniteConfig::kTileColumns);
+      row_or_last(tile.weight, tile.first_column + lane % NonfiniteConfig::kTileColumns);
   double sum = 0;
   for (int64_t first = warp * 32; first < k; first += NonfiniteConfig::kThreads) {
     const int64_t own_element = first + lane;

@@ -71,6 +71,11 @@ constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);  // 64 fp16 nu
 //   represent
 enum class Form { kWithoutLo, kWithLo };
 
+// Returns the form of a split whose lo is stored at `lo`, which is null if hi alone is made.
+__host__ __device__ constexpr Form form_of(const __half* lo) {
+  return lo != nullptr ? Form::kWithLo : Form::kWithoutLo;
+}
+
 // Returns how many elements of K a k-tile of the k-tiled layout has.
 __host__ __device__ constexpr int k_tile_depth(Form form) {
   return form == Form::kWithLo ? kKTileRowNumbers / 2 : kKTileRowNumbers;
@@ -112,8 +117,19 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format
 
-// A float32 matrix [rows, k], the exponents of its rows, and hi and lo of its scaled elements where
-// a kernel stores them.
+// A float32 operand in memory, x or the weight: `source` is [rows, k]. The GEMM with one product
+// also takes a transposed weight: `source` is then [k, rows], and row i of it is element i of K.
+struct Float32Matrix {
+  const float* source;
+  int64_t rows;        // M or N, also if the weight is transposed
+  int64_t row_stride;  // elements between the beginnings of two rows of `source`
+
+  // Returns where row i of `source` begins.
+  __host__ __device__ const float* source_row(int64_t i) const { return source + i * row_stride; }
+};
+
+// A float32 operand, the exponents of its rows, and hi and lo of its scaled elements where a kernel
+// stores them.
 //
 // Layouts of hi and lo:
 //
@@ -129,10 +145,7 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K: the eight pairs
 // of neighbours are stored in the order 0 2 4 6 1 3 5 7. k_order.cuh says why.
-struct ScaledMatrix {
-  const float* source;  // the float32 matrix
-  int64_t rows;
-  int64_t row_stride;  // elements between the beginnings of two rows of `source`
+struct ScaledMatrix : Float32Matrix {
   // Null for the weight of sm90/'s fp16x3 GEMM, which splits it in registers. (The GEMM with one
   // product stores the weight's hi here.)
   __half* hi;

@@ -184,7 +184,7 @@ struct RowOfThread {
         index(index),
         k(k),
         padded_k(padded(k)),
-        source(matrix.source + index * matrix.row_stride),
+        source(matrix.source_row(index)),
         start(kOctet * thread),
         step(int64_t{kOctet} * threads) {}
 

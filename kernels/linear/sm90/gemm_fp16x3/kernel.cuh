@@ -164,7 +164,7 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
 // Chooses a new exponent for row n of the weight, by its largest element, or marks the row as
 // kNonfinite. All lanes of a warp call it.
 __device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
-  const float* const elements = args.weight.source + n * args.weight.row_stride;
+  const float* const elements = args.weight.source_row(n);
   const float largest = largest_of_row(elements, args.k, /*stride=*/1);
   if (threadIdx.x % 32 != 0) return;
   const bool is_finite = largest < INFINITY;

@@ -73,6 +73,14 @@ struct Patch {
   int first_k_tile_of_use;
 };
 
+// A piece of a patch, one of p0 - p15. Example: p9 is part 1 of k-tile 2, whose first piece is p8.
+struct Piece {
+  int first_of_k_tile;  // the number of the k-tile's first piece: 0, 4, 8 or 12
+  int part;             // which of the k-tile's four pieces it is: 0 to 3
+
+  __host__ __device__ constexpr int number() const { return first_of_k_tile + part; }
+};
+
 // The shared memory of a converter warp: a ring of buffers for one piece each. A buffer has a
 // float4 for each copy of each lane.
 using PieceBuffer = float4[ConverterConfig::kCopiesPerPiece][32];
@@ -84,8 +92,6 @@ using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 // A lane loads four times four floats of each piece. Then it converts two octets of the piece, most
 // of whose floats other lanes have loaded. The structs RowMajor and Transposed compute which ones.
 // Callers use the same members of both, which comments in RowMajor explain.
-//
-// A `piece` is a number from 0 to 15, for p0 to p15.
 
 // From where a lane loads a patch.
 struct LaneSource {
@@ -130,26 +136,25 @@ struct RowMajor {
   // In how many rows a lane has octets, in all pieces of a patch together.
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece * ConverterConfig::kPiecesPerKTile;
 
-  // The place of the lane's octet 0 or 1 of a piece.
-  __host__ __device__ static constexpr OctetPlace place(int lane, int piece, int octet) {
-    const int piece_in_k_tile = piece % ConverterConfig::kPiecesPerKTile;
-    const int lane_row = piece_in_k_tile * ConverterConfig::kOctetsPerPiece + octet;
+  // The place of the lane's octet 0 or 1 of a piece that is this part of its k-tile.
+  __host__ __device__ static constexpr OctetPlace place(int lane, int part, int octet) {
+    const int lane_row = part * ConverterConfig::kOctetsPerPiece + octet;
     return {/*row=*/4 * lane_row + lane / 8, /*k=*/lane % 8 * 8, lane_row};
   }
 
   // From where the lane loads the patch that begins at first_n and first_k.
-  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
+  __device__ static LaneSource source_of(const split::Float32Matrix& weight, int64_t first_n,
                                          int64_t first_k, int lane) {
     const int64_t n = first_n + lane / 16;
-    const float* const first = weight.source + n * weight.row_stride + first_k + lane % 16 * 4;
+    const float* const first = weight.source_row(n) + first_k + lane % 16 * 4;
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
-  // Starts the lane's four copies of a piece to its buffer.
-  __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int piece, int lane) {
-    const int piece_k = piece / ConverterConfig::kPiecesPerKTile * ConverterConfig::kKTileDepth;
+  // Starts the lane's four copies of the piece with this number to its buffer.
+  __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int number, int lane) {
+    const int piece_k = number / ConverterConfig::kPiecesPerKTile * ConverterConfig::kKTileDepth;
     const int piece_row =
-        piece % ConverterConfig::kPiecesPerKTile * ConverterConfig::kRowMajorPieceRows;
+        number % ConverterConfig::kPiecesPerKTile * ConverterConfig::kRowMajorPieceRows;
     const float* address = source.first + (piece_k + piece_row * source.row_stride);
 #pragma unroll
     for (int i = 0; i < ConverterConfig::kCopiesPerPiece; ++i) {
@@ -167,14 +172,14 @@ struct RowMajor {
     *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
-  // Returns in which count units the piece has elements, as a bit mask: bit u is for unit u.
-  // (converter_subnormals.cuh has a picture of the units.) `first_of_k_tile` is the first piece in
-  // the piece's k-tile, for example 8 for p9. (The caller's loop has this number already.)
-  __host__ __device__ static constexpr uint32_t count_units_of(int piece, int /*first_of_k_tile*/) {
-    return 1u << piece;
+  // Returns the row-major pieces that share elements with `piece`, as a bit mask: bit 9 is for p9.
+  // (Row-major pieces are the pieces of a row-major weight. The subnormals of both layouts are
+  // counted in them: converter_subnormals.cuh.)
+  __host__ __device__ static constexpr uint32_t row_major_pieces(Piece piece) {
+    return 1u << piece.number();
   }
 };
-static_assert(RowMajor::place(/*lane=*/27, /*piece=*/1, /*octet=*/1) == OctetPlace{15, 24, 3},
+static_assert(RowMajor::place(/*lane=*/27, /*part=*/1, /*octet=*/1) == OctetPlace{15, 24, 3},
               "the example of OctetPlace");
 
 // A transposed weight [K, N]. A buffer is [16 of K][32 rows]. The lanes that load and convert it:
@@ -196,22 +201,21 @@ struct Transposed {
   static constexpr bool kIsTransposed = true;
 
   static constexpr int kRows = ConverterConfig::kOctetsPerPiece;
-  __host__ __device__ static constexpr OctetPlace place(int lane, int piece, int octet) {
-    const int piece_in_k_tile = piece % ConverterConfig::kPiecesPerKTile;
-    const int piece_k = piece_in_k_tile * ConverterConfig::kTransposedPieceDepth;
+  __host__ __device__ static constexpr OctetPlace place(int lane, int part, int octet) {
+    const int piece_k = part * ConverterConfig::kTransposedPieceDepth;
     return {/*row=*/16 * octet + lane % 16, /*k=*/piece_k + lane / 16 * 8, /*lane_row=*/octet};
   }
 
-  __device__ static LaneSource source_of(const split::ScaledMatrix& weight, int64_t first_n,
+  __device__ static LaneSource source_of(const split::Float32Matrix& weight, int64_t first_n,
                                          int64_t first_k, int lane) {
     const int64_t k = first_k + lane / 8;
-    const float* const first = weight.source + k * weight.row_stride + first_n + lane % 8 * 4;
+    const float* const first = weight.source_row(k) + first_n + lane % 8 * 4;
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
-  __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int piece, int lane) {
+  __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int number, int lane) {
     const float* address =
-        source.first + piece * ConverterConfig::kTransposedPieceDepth * source.row_stride;
+        source.first + number * ConverterConfig::kTransposedPieceDepth * source.row_stride;
 #pragma unroll
     for (int i = 0; i < ConverterConfig::kCopiesPerPiece; ++i) {
       // Eight lanes have the same k: four load rows 0 - 15, and four rows 16 - 31.
@@ -238,15 +242,15 @@ struct Transposed {
     for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * ConverterConfig::kPatchRows];
   }
 
-  __host__ __device__ static constexpr uint32_t count_units_of(int /*piece*/, int first_of_k_tile) {
+  __host__ __device__ static constexpr uint32_t row_major_pieces(Piece piece) {
     constexpr uint32_t kWholeKTile = (1u << ConverterConfig::kPiecesPerKTile) - 1;
-    return kWholeKTile << first_of_k_tile;
+    return kWholeKTile << piece.first_of_k_tile;
   }
 };
-static_assert(Transposed::place(/*lane=*/27, /*piece=*/1, /*octet=*/1) == OctetPlace{27, 24, 1},
+static_assert(Transposed::place(/*lane=*/27, /*part=*/1, /*octet=*/1) == OctetPlace{27, 24, 1},
               "the example of OctetPlace");
-static_assert(Transposed::count_units_of(9, /*first_of_k_tile=*/8) == 0b1111 << 8,
-              "p9 has elements of all four count units of k-tile 2");
+static_assert(Transposed::row_major_pieces({/*first_of_k_tile=*/8, /*part=*/1}) == 0b1111 << 8,
+              "p9 shares elements with the row-major pieces p8, p9, p10 and p11");
 static_assert(Transposed::first_float(11, 0) == 0 * 32 + 11 &&
                   Transposed::first_float(11, 1) == 0 * 32 + 27,
               "k = 0: rows 11 and 27 are in their own places");

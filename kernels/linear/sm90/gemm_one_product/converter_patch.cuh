@@ -24,7 +24,7 @@
 //       PieceLoader
 //       convert_piece
 //         round_octet
-//       count_found_units      (converter_subnormals.cuh)
+//       count_found_pieces     (converter_subnormals.cuh)
 //     convert_edge_patch       a patch at the edge of the weight, octet by octet
 //       load_edge_octet
 //       round_octet
@@ -64,7 +64,7 @@ __device__ inline uint4 round_octet(const float (&v)[split::kOctet], float scale
 // converts the piece in one buffer, the next three pieces are in flight:
 //
 //   start(0), start(1), start(2)
-//   for each piece:   buffer = wait(piece), start(piece + 3), then convert the buffer
+//   for each piece:   buffer = wait(number), start(number + 3), then convert the buffer
 template <typename Layout>
 struct PieceLoader {
   static constexpr int kInFlight = ConverterConfig::kBuffers - 1;
@@ -76,20 +76,21 @@ struct PieceLoader {
   // racecheck reports hazards between copies and reads.
   int barrier;
 
-  // Starts to load a piece. Past the last one, it commits an empty group, as wait counts groups.
-  __device__ __forceinline__ void start(int piece) const {
-    if (piece < ConverterConfig::kPiecesPerPatch) {
-      Layout::load(ring[piece % ConverterConfig::kBuffers], source, piece, lane);
+  // Starts to load the piece with this number. Past the last piece, it commits an empty group, as
+  // wait counts groups.
+  __device__ __forceinline__ void start(int number) const {
+    if (number < ConverterConfig::kPiecesPerPatch) {
+      Layout::load(ring[number % ConverterConfig::kBuffers], source, number, lane);
     }
     ptx::commit_copies();
   }
 
-  // Waits until `piece`, the oldest in flight, has arrived for all lanes. Returns its buffer. The
-  // buffer of the piece before it is then free, as all lanes have read it.
-  __device__ __forceinline__ const PieceBuffer& wait(int piece) const {
+  // Waits until the piece with this number, the oldest in flight, has arrived for all lanes.
+  // Returns its buffer. The buffer of the piece before it is then free, as all lanes have read it.
+  __device__ __forceinline__ const PieceBuffer& wait(int number) const {
     ptx::wait_copies<kInFlight - 1>();
     ptx::barrier_sync(barrier, 32);
-    return ring[piece % ConverterConfig::kBuffers];
+    return ring[number % ConverterConfig::kBuffers];
   }
 };
 
@@ -97,21 +98,21 @@ struct PieceLoader {
 // subnormal.
 //
 //   buffer     the piece in shared memory
-//   piece      0 to 15
+//   part       which of its k-tile's pieces it is, 0 to 3
 //   scale      the factors of the lane's rows (load_scales)
 //   target     where the lane's octet 0 of the k-tile's first piece goes
 template <typename Layout>
-__device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane, int piece,
+__device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane, int part,
                                               const float (&scale)[Layout::kRows], __half* target) {
   SubnormalProbe probe;
 #pragma unroll
   for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
-    const OctetPlace place = Layout::place(lane, piece, octet);
+    const OctetPlace place = Layout::place(lane, part, octet);
     // The distance from `target` is equal for all lanes. It is computed for lane 0, whose target is
     // at offset 0, so that it is a constant for the compiler.
-    const int distance = Layout::place(/*lane=*/0, piece, octet).offset();
+    const int distance = Layout::place(/*lane=*/0, part, octet).offset();
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.lane_row], &probe);
   }
   return probe.has_found();
@@ -124,9 +125,9 @@ __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, i
                                             int lane, float (&scale)[Layout::kRows]) {
 #pragma unroll
   for (int i = 0; i < Layout::kRows; ++i) {
-    const int piece = i / ConverterConfig::kOctetsPerPiece;
+    const int part = i / ConverterConfig::kOctetsPerPiece;
     const int octet = i % ConverterConfig::kOctetsPerPiece;
-    const OctetPlace place = Layout::place(lane, piece, octet);
+    const OctetPlace place = Layout::place(lane, part, octet);
     scale[place.lane_row] = split::power_of_two(__ldg(weight.exponent + first_n + place.row));
   }
 }
@@ -144,7 +145,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int64_t first_k = int64_t{patch.first_k_tile} * ConverterConfig::kKTileDepth;
   const Loader loader{Layout::source_of(weight, patch.first_n, first_k, lane), ring, lane, barrier};
   // Where the lane's octet 0 of the k-tile's first piece goes.
-  const OctetPlace first = Layout::place(lane, /*piece=*/0, /*octet=*/0);
+  const OctetPlace first = Layout::place(lane, /*part=*/0, /*octet=*/0);
   __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
                    (patch.first_n + first.row) * split::kKTileRowNumbers + first.k;
 
@@ -152,36 +153,38 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   load_scales<Layout>(weight, patch.first_n, lane, scale);
 
 #pragma unroll
-  for (int piece = 0; piece < Loader::kInFlight; ++piece) loader.start(piece);
-  uint32_t found_units = 0;  // the count units of pieces in which this lane has found subnormals
+  for (int number = 0; number < Loader::kInFlight; ++number) loader.start(number);
+  // The row-major pieces that share elements with the pieces in which this lane has found
+  // subnormals. Bit 9 is for p9.
+  uint32_t found_pieces = 0;
 #pragma unroll 1
   for (int first_of_k_tile = 0; first_of_k_tile < ConverterConfig::kPiecesPerPatch;
        first_of_k_tile += ConverterConfig::kPiecesPerKTile) {
 #pragma unroll
-    for (int piece = first_of_k_tile; piece < first_of_k_tile + ConverterConfig::kPiecesPerKTile;
-         ++piece) {
-      const PieceBuffer& buffer = loader.wait(piece);
-      loader.start(piece + Loader::kInFlight);
-      const bool has_subnormal = convert_piece<Layout>(buffer, lane, piece, scale, target);
-      if (has_subnormal) found_units |= Layout::count_units_of(piece, first_of_k_tile);
+    for (int part = 0; part < ConverterConfig::kPiecesPerKTile; ++part) {
+      const Piece piece{first_of_k_tile, part};
+      const PieceBuffer& buffer = loader.wait(piece.number());
+      loader.start(piece.number() + Loader::kInFlight);
+      const bool has_subnormal = convert_piece<Layout>(buffer, lane, part, scale, target);
+      found_pieces |= has_subnormal ? Layout::row_major_pieces(piece) : 0;
     }
     target += k_tile_elements;
   }
-  return count_found_units<Layout>(conversion, patch, found_units);
+  return count_found_pieces<Layout>(conversion, patch, found_pieces);
 }
 
 // Loads the octet of row n that begins at first_k. Elements past K, which is `k`, are 0.
 template <typename Layout>
-__device__ __forceinline__ void load_edge_octet(const split::ScaledMatrix& weight, int64_t n,
+__device__ __forceinline__ void load_edge_octet(const split::Float32Matrix& weight, int64_t n,
                                                 int64_t first_k, int64_t k,
                                                 float (&v)[split::kOctet]) {
   if constexpr (Layout::kIsTransposed) {
     for (int j = 0; j < split::kOctet; ++j) {
       const bool exists = first_k + j < k;
-      v[j] = exists ? weight.source[(first_k + j) * weight.row_stride + n] : 0;
+      v[j] = exists ? weight.source_row(first_k + j)[n] : 0;
     }
   } else {
-    load_floats(v, weight.source + n * weight.row_stride, first_k, k, /*is_aligned=*/true);
+    load_floats(v, weight.source_row(n), first_k, k, /*is_aligned=*/true);
   }
 }
 

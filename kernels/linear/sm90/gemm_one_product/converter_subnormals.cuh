@@ -19,25 +19,20 @@
 // The steps of a warp:
 //
 //   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
-//   count_found_units    counts them in a second pass, in the count units (below) of these pieces.
-//                        Counting everywhere would slow the conversion down.
+//   count_found_pieces   counts them in a second pass, in these pieces alone. Counting everywhere
+//                        would slow the conversion down.
 //                        (convert_edge_patch has no second pass: it counts octets as soon as the
 //                        probe has found subnormals.)
 //   mark_row_for_tf32    puts an infinity into a row whose count is too large. The row's tiles are
 //                        then computed again (kernel.cuh).
 //
-// The second pass counts 8 rows x 64 of K together: a count unit. The 16 units of a patch:
+// The second pass needs whole rows of a k-tile. So it counts in row-major pieces: the pieces that a
+// row-major weight has (converter_layouts.cuh), 8 rows x 64 of K. If a piece has subnormals, they
+// are counted in all row-major pieces that share elements with it:
 //
-//                  k-tile 0   k-tile 1   k-tile 2   k-tile 3
-//   rows  0 -  7       0          4          8         12
-//   rows  8 - 15       1          5          9         13
-//   rows 16 - 23       2          6         10         14
-//   rows 24 - 31       3          7         11         15
-//
-// A piece with subnormals marks all units of which it has elements (converter_layouts.cuh):
-//
-//   piece p9 of a row-major weight    8 rows x 64 of K in k-tile 2     unit 9
-//   piece p9 of a transposed weight   32 rows x 16 of K in k-tile 2    units 8, 9, 10 and 11
+//   piece with subnormals                                         row-major pieces
+//   p9 of a row-major weight     8 rows x 64 of K in k-tile 2     p9
+//   p9 of a transposed weight    32 rows x 16 of K in k-tile 2    p8, p9, p10 and p11
 
 #pragma once
 
@@ -128,15 +123,15 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   }
 }
 
-// Counts the subnormals of some count units of a patch, which it reads back from hi. `units` has a
-// bit for each.
+// Counts the subnormals of some row-major pieces of a patch, which it reads back from hi. Bit 9 of
+// `pieces` is for p9.
 //
 // Eight lanes have a row, so a warp reads four rows at a time:
 //
-//   lanes            0 - 7   8 - 15   16 - 23   24 - 31
-//   rows of a unit   0, 4    1, 5     2, 6      3, 7
-__device__ __forceinline__ void count_units(const WeightConversion& conversion, const Patch& patch,
-                                            uint32_t units) {
+//   lanes             0 - 7   8 - 15   16 - 23   24 - 31
+//   rows of a piece   0, 4    1, 5     2, 6      3, 7
+__device__ __forceinline__ void count_pieces(const WeightConversion& conversion, const Patch& patch,
+                                             uint32_t pieces) {
   constexpr int kRowsAtATime = 4;
   const int lane = threadIdx.x % 32;
   const split::ScaledMatrix& weight = conversion.weight;
@@ -144,12 +139,12 @@ __device__ __forceinline__ void count_units(const WeightConversion& conversion, 
   const __half* const hi_k_tile =
       weight.hi + patch.first_k_tile * k_tile_elements;  // the patch's first
 #pragma unroll 1
-  for (; units != 0; units &= units - 1) {  // clears the lowest bit
-    const int unit = __ffs(units) - 1;
-    const int k_tile = unit / ConverterConfig::kPiecesPerKTile;
-    const int unit_row = unit % ConverterConfig::kPiecesPerKTile *
-                         ConverterConfig::kRowMajorPieceRows;  // a row of the patch
-    const int64_t n = patch.first_n + unit_row + lane / 8;
+  for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
+    const int number = __ffs(pieces) - 1;
+    const int k_tile = number / ConverterConfig::kPiecesPerKTile;
+    const int piece_row = number % ConverterConfig::kPiecesPerKTile *
+                          ConverterConfig::kRowMajorPieceRows;  // a row of the patch
+    const int64_t n = patch.first_n + piece_row + lane / 8;
     const int k_in_tile = lane % 8 * split::kOctet;
     const __half* const source =
         hi_k_tile + k_tile * k_tile_elements + n * split::kKTileRowNumbers + k_in_tile;
@@ -166,18 +161,17 @@ __device__ __forceinline__ void count_units(const WeightConversion& conversion, 
   }
 }
 
-// Counts the subnormals of the units in which one of the lanes has found some. `found_units` has a
-// bit for each unit in which this lane has found some. Returns whether it has counted any. All
-// lanes of a warp call it.
+// Counts the subnormals of the row-major pieces that a lane has in its `found_pieces`, where bit 9
+// is for p9. Returns whether it has counted any. All lanes of a warp call it.
 template <typename Layout>
-__device__ __forceinline__ bool count_found_units(const WeightConversion& conversion,
-                                                  const Patch& patch, uint32_t found_units) {
-  const uint32_t units = __reduce_or_sync(0xffffffff, found_units);
-  const bool has_found = units != 0;
-  // In count_units, a lane reads octets that it has written itself if the weight is row-major, and
+__device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
+                                                   const Patch& patch, uint32_t found_pieces) {
+  const uint32_t pieces = __reduce_or_sync(0xffffffff, found_pieces);
+  const bool has_found = pieces != 0;
+  // In count_pieces, a lane reads octets that it has written itself if the weight is row-major, and
   // octets of other lanes if it is transposed.
   if (Layout::kIsTransposed && has_found) __syncwarp();
-  count_units(conversion, patch, units);
+  count_pieces(conversion, patch, pieces);
   return has_found;
 }
 
