@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from referee.contestants.reading import BadDescriptionError, Layout, memory_offset, validated
+from referee.contestants.reading import BadDescriptionError, Layout, layout_of, memory_offset
 from referee.grading import Grading
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
@@ -96,7 +96,7 @@ def _places(grading: Grading, descriptions: list[dict]) -> list[_Place]:
     places = []
     for result_index, description in enumerate(descriptions):
         with suppress(BadDescriptionError):
-            place = _place_of(grading, result_index, validated(description))
+            place = _place_of(grading, result_index, layout_of(description))
             if place.end > place.start:
                 places.append(place)
     return places

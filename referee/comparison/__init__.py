@@ -16,12 +16,11 @@ draw. From top to bottom, each is made from the one above it:
       |                    how far off is eager?
     ErrorSizes             eager's largest error, its mean error, the size of the result
       |                    times the factors for the dtype, see `budget._Leniency`
-    Budget                 how far off an element may be, and the mean. For other draws it is
-      |                    larger, because eager is off itself
-    RulesForOtherDraws     `find_mistake` judges a result for other inputs by its distance from
-      |                    eager's: `checks.timed_forwards` calls it
-    ResultSpec             what stays when the values are freed: the form, `Budget`, `ErrorSizes`,
-                           `RulesForOtherDraws`
+    Budget                 how far off an element may be, and the mean
+      |                    with the form of the result
+    ResultSpec             what stays when the values are freed. `find_mistake` judges a result for
+                           other draws by its distance from eager's: `checks.timed_forwards` calls
+                           it. The budget is then larger, because eager is off itself
 
 `compare` and `find_mistake` may excuse wrong elements: `RoundedOtherwise` yields the reference's
 results with other roundings, see `second_look`.

@@ -22,7 +22,7 @@ MAX_TIMES_OWN_ERROR = 4
 MIN_FAR_OFF = 0.02
 # Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. It
 # explains those that are wrong if it predicts at least MIN_PREDICTED_SHARE of their number;
-# `WrongInEveryStep` has an example. It explains nothing if more than MAX_SHARE_BY_ROUNDING of
+# `wrong_in_every_step` has an example. It explains nothing if more than MAX_SHARE_BY_ROUNDING of
 # the elements is wrong in each step, or if the relative error is larger than GROSS in each step.
 MIN_PREDICTED_SHARE = 0.01
 MAX_SHARE_BY_ROUNDING = 0.02

@@ -186,11 +186,10 @@ class GradientQuantity(Quantity):
             error_of_other_roundings: computes the typical error of eager's gradient if it is
                 rounded otherwise.
         """
-        spec = self.spec
         if self.spec.must_equal_eager:
-            self._decide(spec.find_mistake(got, eager))
+            self._decide(self.spec.find_mistake(got, eager))
             return
-        difference = spec.compare_with_eager(got, eager)
+        difference = self.spec.compare_with_eager(got, eager)
         if difference.mistake is None:
             self._timed.add_right()
             return

@@ -205,7 +205,7 @@ def _are_present(pid: int, remote: list[_IoVector]) -> bool:
     return all(int.from_bytes(entry, sys.byteorder) & PAGE_IS_PRESENT for entry in entries)
 
 
-def validated(description: dict) -> Layout:
+def layout_of(description: dict) -> Layout:
     """Check the shape, strides, address and dtype of a description, and return them.
 
     Raises:
@@ -257,7 +257,7 @@ class Reader:
             BadDescriptionError: the description fits no tensor.
             UnreadableError: the memory cannot be read.
         """
-        layout = validated(description)
+        layout = layout_of(description)
         is_gpu = self._device.type == "cuda"
         data = self._map_gpu_bytes(layout) if is_gpu else self._copy_bytes(layout)
         empty = torch.empty(0, dtype=layout.dtype, device=data.device)
@@ -308,7 +308,7 @@ class Reader:
         Raises:
             BadDescriptionError, UnreadableError: as `read_whole` does.
         """
-        layout = validated(elements.description)
+        layout = layout_of(elements.description)
         data = self._map_gpu_bytes(layout)
         return bytes_of_elements(data, layout.offsets(elements.indices), layout.dtype.itemsize)
 
@@ -430,7 +430,7 @@ class Reader:
 
 def _find_places(elements: SomeElements) -> _Places:
     """Return where elements are; raise BadDescriptionError if no tensor is as described."""
-    layout = validated(elements.description)
+    layout = layout_of(elements.description)
     item_bytes = layout.dtype.itemsize
     offsets = layout.offsets(elements.indices)
     return _Places([layout.address + item_bytes * offset for offset in offsets], item_bytes)

@@ -21,7 +21,7 @@ from referee.contestants.contestant import Contestant
 from referee.contestants.descriptions import span_of
 from referee.contestants.forms import dtype_name, pack
 from referee.contestants.pool import Pool
-from referee.contestants.reading import BadDescriptionError, UnreadableError, validated
+from referee.contestants.reading import BadDescriptionError, UnreadableError, layout_of
 from referee.contestants.region import Region
 
 # The storages under a solution's state may be larger than its tensors. Together they may take
@@ -230,7 +230,7 @@ def _check_repeats(descriptions: list[dict], reference_state: dict[str, torch.Te
     """Raise StateError if a stride of 0 repeats elements that differ in the reference."""
     for description, (name, value) in zip(descriptions, reference_state.items(), strict=True):
         try:
-            strides = validated(description).strides
+            strides = layout_of(description).strides
         except BadDescriptionError as error:
             raise StateError(f"its {name} is no tensor: {error}") from None
         for side, stride, reference_stride in zip(

@@ -13,8 +13,8 @@ from referee.contestants.reading import (
     SomeElements,
     as_indexable,
     bytes_of_elements,
+    layout_of,
     memory_offset,
-    validated,
 )
 from referee.resources import Resources
 
@@ -135,7 +135,7 @@ def _sizes_of(descriptions: list[dict]) -> dict[int, tuple[int, int]]:
     sizes = {}
     for result_index, description in enumerate(descriptions):
         try:
-            layout = validated(description)
+            layout = layout_of(description)
         except BadDescriptionError:  # the comparison reports it
             continue
         if 0 < layout.numel < MAX_NUMBER:

@@ -19,7 +19,7 @@ from referee.contestants.reading import (
     Reader,
     SomeElements,
     UnreadableError,
-    validated,
+    layout_of,
 )
 from referee.contestants.region import Region
 from referee.rounds.early_elements import EarlyElements, choose_elements
@@ -116,13 +116,13 @@ def test_bad_addresses_sizes_and_descriptions_raise(stopped):
         reader.read_whole({**description, "strides": [1 << 46]})
     for wrong in ({"shape": [-1]}, {"strides": []}, {"address": "x"}, {"dtype": "Tensor"}):
         with pytest.raises(BadDescriptionError):
-            validated({**description, **wrong})
+            layout_of({**description, **wrong})
 
 
 @pytest.mark.parametrize("dtype", ["bits8", "uint4", "qint8", "float4_e2m1fn_x2", "float", [], {}])
 def test_dtypes_that_torch_cannot_compute_with_are_refused(dtype):
     with pytest.raises(BadDescriptionError, match="dtype"):
-        validated(describe(torch.rand(3)) | {"dtype": dtype})
+        layout_of(describe(torch.rand(3)) | {"dtype": dtype})
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
