@@ -20,11 +20,13 @@ MAX_RELATIVE_ERROR = 0.25
 # up to MIN_FAR_OFF never counts as far off: it may be that of a lower precision.
 MAX_TIMES_OWN_ERROR = 4
 MIN_FAR_OFF = 0.02
-# Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. It
-# explains those that are wrong if it predicts at least MIN_PREDICTED_SHARE of their number;
-# `wrong_in_every_step` has an example. It explains nothing if more than MAX_SHARE_BY_ROUNDING of
-# the elements is wrong in each step, or if the relative error is larger than GROSS in each step.
+# Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. It does
+# not explain those that are wrong if it predicts less than MIN_PREDICTED_SHARE of their number, and
+# so many are wrong with a probability below MAX_CHANCE; `wrong_in_every_step` has an example. It
+# explains nothing if more than MAX_SHARE_BY_ROUNDING of the elements is wrong in each step, or if
+# the relative error is larger than GROSS in each step.
 MIN_PREDICTED_SHARE = 0.01
+MAX_CHANCE = 1e-6
 MAX_SHARE_BY_ROUNDING = 0.02
 # Inaccurate in many steps: a step's typical error is too large if it is more than
 # MAX_TIMES_OTHER_ROUNDINGS times what other roundings make. The share of such steps may be at most
@@ -87,10 +89,11 @@ def far_off_in_most_steps(steps: Steps) -> bool:
 def wrong_in_every_step(steps: Steps) -> bool:
     """Return whether elements are wrong in every step, and rounding cannot have chosen them.
 
-    An example: of 1,000 elements, 3 are wrong in each of two steps, and 2 of them are the same. If
-    rounding had chosen them, an element would be wrong in both steps with a probability of
-    0.003 * 0.003, so chance would choose 0.009 elements twice. That is less than 1% of the 2 that
-    are wrong twice (the share is MIN_PREDICTED_SHARE): the gradient is wrong.
+    An example: of 1,000 elements, 3 are wrong in each of two steps, the same ones. If rounding had
+    chosen them, an element would be wrong in both steps with a probability of 0.003 * 0.003, so
+    chance would choose 0.009 elements twice. That is less than 1% of the 3 that are wrong twice,
+    and the probability that it chooses 3 or more is at most 0.009^3 / 3! = 1.2e-7: the gradient is
+    wrong. A single element that is wrong twice would have a probability of 0.9%.
     """
     shares = [step.wrong_share for step in steps.all]
     if not shares or None in shares:  # a right step switches the rule off
@@ -99,9 +102,16 @@ def wrong_in_every_step(steps: Steps) -> bool:
         return True
     if min(step.relative_error for step in steps.all) > GROSS:
         return True
-    # If rounding chooses the wrong elements of each step independently.
-    predicted_count = math.prod(shares) * len(steps.always_wrong)
-    return predicted_count < MIN_PREDICTED_SHARE * count_true(steps.always_wrong)
+    count = count_true(steps.always_wrong)
+    if count == 0:
+        return False
+    # If rounding chooses the wrong elements of each step independently, the number has a Poisson
+    # distribution, whose mean is the predicted number. (The product of many shares could underflow,
+    # so their logarithms are added.)
+    log_predicted = sum(map(math.log, shares)) + math.log(len(steps.always_wrong))
+    log_chance = count * log_predicted - math.lgamma(count + 1)  # at most this
+    is_far_more = log_predicted < math.log(MIN_PREDICTED_SHARE * count)
+    return is_far_more and log_chance < math.log(MAX_CHANCE)
 
 
 def inaccurate_in_many_steps(steps: Steps) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from referee.comparison.budget import Budget
+from referee.comparison.gradient_rules import Step, Steps, wrong_in_every_step
 from referee.comparison.quantity import GradientQuantity, Kind
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.comparison.second_look import find_excused
@@ -299,3 +300,30 @@ def test_a_gradient_may_be_finite_where_eagers_is_not():
     gradient.judge_timed(eager, eager)
     gradient.judge_timed(finite, eager)
     assert gradient.find_mistake() is None
+
+
+@pytest.mark.parametrize(
+    ("size", "wrong_in_steps", "is_mistake"),
+    [
+        (1000, [[0, 1, 2], [0, 1, 2]], True),
+        (1000, [[0, 1, 2], [0, 3, 4]], False),  # chance is 0.9%
+        (1000, [[0]] * 2, False),  # 0.1%
+        (1000, [[0]] * 400, True),
+        (1000, [[0], [0], []], False),  # the last step is right
+        # As README's solution: 70 of 524,288 elements are wrong, and one of them in both steps.
+        (524_288, [range(70), range(69, 139)], False),
+        (524_288, [range(70), range(66, 136)], True),
+    ],
+)
+def test_elements_are_wrong_in_every_step_more_often_than_chance_explains(
+    size, wrong_in_steps, is_mistake
+):
+    steps = Steps()
+    for indices in wrong_in_steps:
+        if not indices:
+            steps.add_right()
+            continue
+        wrong = torch.zeros(size, dtype=torch.bool)
+        wrong[list(indices)] = True
+        steps.add_wrong(Step(relative_error=1e-6), wrong)
+    assert wrong_in_every_step(steps) is is_mistake
