@@ -214,6 +214,17 @@ def test_a_hunt_finds_no_operands_that_break_the_bound(path, product, k):
     assert 0.03 < worst <= 1
 
 
+@ON_FP16X3_PATHS
+def test_rows_of_subnormal_weights_keep_the_bound(path):
+    """Scaled to fp16, these weights are subnormal, and tensor cores cut their products more."""
+    x = torch.full((256, 64), 0.999 * 2.0**83, device="cuda")
+    x[:, 0] = 2.0**100
+    weight = torch.full((512, 64), 2.0**-149, device="cuda")
+    bias = torch.zeros(512, device="cuda")
+    out = forward(LinearReluDivideNew, x, weight, bias)
+    assert bound_ratio(out, Reference(x, weight, bias, DIVISOR)).max() <= 1
+
+
 # Cases that may err 1.1 times as much as TF32. gemm_one_product does not promote, so its sums are
 # truncated over the whole of K. TF32's are as well, but cuBLAS computes some of them in several
 # parts of K. For [1024, 8192] x [8192, 4096] the mean error of the first two cases is 1.05 times
