@@ -3,7 +3,7 @@
 // The workspace of a GEMM for float32 holds x as fp16 numbers: hi and lo of each element at
 // `highest`, hi alone at `high` (split/split.cuh). At `highest` the workspace would be as large as
 // x itself. The GEMM is therefore launched for one chunk of rows of x after the other. All chunks
-// use the same workspace, of at most 254 MiB:
+// use the same workspace, of at most 254 MiB (two exceptions follow below):
 //
 //   x [m, k]         out [m, n]
 //   rows 0 .. r-1    rows 0 .. r-1    chunk 0: split x, multiply
@@ -35,7 +35,7 @@ constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 
 // How a kernel divides its result into tiles.
 struct TileGrid {
-  // A tiles_of_wave that exceeds the tiles of every product.
+  // The value of tiles_of_wave, below, that exceeds the tiles of every product.
   static constexpr int64_t kAllTiles = INT64_MAX;
 
   int64_t rows_of_tile;

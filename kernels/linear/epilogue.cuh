@@ -9,8 +9,8 @@
 // accumulators to these functions. The fused pass (fused_pass.cu), which follows torch's own
 // product, uses the division only.
 //
-// The general epilogue of a GEMM kernel can compute every call. The kernels of sm90/ also have a
-// fast epilogue, for calls (Epilogue::call_is_fast) with both of these properties:
+// The general epilogue of a GEMM kernel can compute every call of that kernel. Those of sm90/ also
+// have a fast epilogue, for calls (Epilogue::call_is_fast) with both of these properties:
 //
 //   - The divisor is a power of two from 1 to 2^32. The fast epilogue multiplies by 1 / divisor. In
 //     half types it does so before it adds the bias (is_small_power_of_two).
@@ -125,9 +125,9 @@ struct FastEpilogueRule {
   bool needs_relu = false;  // true if the fast epilogue always applies ReLU
 };
 
-// The condition for a float32 tile to take the fast epilogue.
+// The condition for a part of a float32 tile to take the fast epilogue.
 struct FastEpilogueConfig {
-  // All rows of x and weight in the tile were scaled by 2^exponent with an exponent from -40 to 40.
+  // All rows of x and weight in the part were scaled by 2^exponent with an exponent from -40 to 40.
   // The fast epilogue multiplies a sum by one factor: 2^-exponent of its row of x times 2^-exponent
   // of its row of weight. This factor is then from 2^-80 to 2^80, a normal float32, and so exact.
   static constexpr int kMaxExponent = 40;

@@ -131,8 +131,8 @@ struct SkinnyLimits {
 // would be few tiles.
 //
 // Example: an H200 has 132 multiprocessors. For x with 16 rows and a weight with 8192, out has 1 *
-// 256 tiles of 16 x 32. These are 1.94 for each multiprocessor. So skinny wins from K = 256 on, by
-// the third line.
+// 256 tiles of 16 x 32. These are 1.94 for each multiprocessor. So at `highest` skinny wins from
+// K = 256 on, by the third line.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   constexpr double kAny = std::numeric_limits<double>::infinity();
   // clang-format off
@@ -153,7 +153,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   constexpr int kTileColumns = 32;
   const int64_t all_tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
   const double tiles = static_cast<double>(all_tiles) / gpu.multiprocessors;
-  // A tile with fewer than 32 columns takes as long as a full one.
+  // An only tile with fewer than 32 columns takes as long as a full one.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
   return std::any_of(std::begin(kTable), std::end(kTable), [&](const SkinnyLimits& limits) {

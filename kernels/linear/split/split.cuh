@@ -46,8 +46,9 @@ namespace kernels::split {
 // The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
 
-// The largest element of a row is scaled to this exponent, into [2^14, 2^15). In sm90/, rows of the
-// weight at first have an exponent from a sample instead (SampleConfig, sm90/sample_weight.cuh).
+// The largest element of a row is scaled to this exponent, into [2^14, 2^15), unless its own
+// exponent then exceeds a limit. In sm90/, rows of the weight at first have an exponent from a
+// sample instead, which leaves room above it (SampleConfig, sm90/sample_weight.cuh).
 constexpr int kTopExponent = 14;
 
 // An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
@@ -97,8 +98,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // at once. A row with infinity or NaN is kNonfinite, and is split as zeros. All others are kExact.
 //
 // Rows of the weight of sm90/: three launches set the state in turn. Example: three rows, each with
-// 1 as the largest element of its sample. So their exponent is 9, and elements from about 128 on
-// overflow fp16.
+// 1 as the largest element of its sample. The sample's target is 2^9, so their exponent is 9, and
+// elements from about 128 on overflow fp16.
 //
 //   the row's largest element    100       200                      NaN
 //
@@ -118,7 +119,8 @@ enum RowState { kExact, kOverflowed, kNonfinite };
 // ------------------------------------------------------------------------------------------ format
 
 // A float32 operand in memory, x or the weight: `source` is [rows, k]. The GEMM with one product
-// also takes a transposed weight: `source` is then [k, rows], and row i of it is element i of K.
+// also takes a transposed weight: `source` is then [k, rows], and row i of `source` has the
+// weight's elements at i along K.
 struct Float32Matrix {
   const float* source;
   int64_t rows;        // M or N, also if the weight is transposed
@@ -141,7 +143,8 @@ struct Float32Matrix {
 //
 // Why k-tiled. For a pipeline stage, a thread block loads the same k-tile of many rows. In the
 // k-tiled layout these rows are consecutive in memory, so the loads use all slices of L2 for every
-// K. In a row-major matrix they are K elements apart, and for some K they use only a few slices.
+// K. In a row-major matrix they are padded(k) elements apart, and for some K they use only a few
+// slices.
 //
 // With lo, the k-tiled layout also changes the order within each 16 elements of K: the eight pairs
 // of neighbours are stored in the order 0 2 4 6 1 3 5 7. k_order.cuh says why.

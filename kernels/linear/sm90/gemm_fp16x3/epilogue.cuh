@@ -3,7 +3,7 @@
 // then computes the epilogue:
 //
 //   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
-//   out  = relu(z) / divisor             [M, N]
+//   out  = relu(z) / divisor             [M, N]; without ReLU: z / divisor
 //   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
 //
 // A variable m is a row of out, and n is a column of out: the mainloop's row m of x and row n of
@@ -143,8 +143,8 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
     }
     for (int i = lane; i < Fp16x3Config::kBlockWeightRows; i += 32) {
       const int n = first_n + i;
-      // Not __ldg, whose data must not change during the kernel: in the second launch,
-      // rescale_overflowed_rows has just written some of these exponents.
+      // Not __ldg, whose data must not change during the kernel: in the second launch, this block
+      // has written some of these exponents itself (rescale_overflowed_rows).
       const int exponent = n < args.epilogue.n ? __ldcg(args.weight.exponent + n) : 0;
       lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       const bool has_bias = n < args.epilogue.n && args.epilogue.bias != nullptr;
@@ -274,7 +274,8 @@ struct TwoColumns {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       largest[i] = ptx::max_nan(largest[i], fabsf(sum[i]));
-      // The general epilogue gets the same z: multiplication by a power of two is exact.
+      // The general epilogue gets the same z: multiplication by a power of two is exact, unless
+      // the product is subnormal or overflows.
       const float z = fmaf(sum[i], x_unscale * weight_unscale[i], bias[i]);
       if constexpr (kMask) {
         const bool passes = exist && mask_bit(z);
@@ -350,8 +351,9 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
   columns.mark_overflows(args, n);
 }
 
-// The sums of four neighbouring columns of a row: the thread's own two, and two from another lane.
-// In a thread with the second row (exchange_columns), its own two columns are the last two.
+// The sums of four neighbouring columns of a row: the thread's own two, and two from another lane
+// (exchange_columns, below). The own ones are the last two if the row is the second one of the two
+// that the lanes have exchanged.
 struct FourSums {
   float own[2];
   float received[2];

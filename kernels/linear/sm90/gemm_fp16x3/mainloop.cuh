@@ -12,9 +12,9 @@
 //
 // The table has the steps of a consumer warpgroup, for a promotion interval of 128. Before a step,
 // the warpgroup waits for products, and frees the stages of k-tiles whose products have ended. The
-// products "in flight" run during the step. After it, the next products are started. A, B and C are
-// the lines of the picture in docs/SPLIT.md, step 4, for P = 128: the products of a line are summed
-// between two promotions. The text there explains the order.
+// products "in flight" run during the step. After it, the next products are started. A, B and C
+// name the promotion in which a product is added to the sums. (They are the lines of a picture in
+// docs/SPLIT.md, step 4, for P = 128. The text there explains the order.)
 //
 //   function              step        waits for      frees   in flight   then starts   of line
 //
@@ -66,9 +66,10 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // ----- the producer warp
 
-// Copies the k-tiles of all work tiles into the stages, one after the other, each as soon as its
-// stage is empty. All lanes of the producer warp call it; lane 0 copies. `shared_base` is the
-// shared-memory address of the block's Fp16x3SharedMemory.
+// Copies the k-tiles of all work tiles (a tile of out and a range of its k-groups, stream_k.cuh)
+// into the stages, one after the other, each as soon as its stage is empty. All lanes of the
+// producer warp call it; lane 0 copies. `shared_base` is the shared-memory address of the block's
+// Fp16x3SharedMemory.
 __device__ inline void run_producer(const Fp16x3Pipeline& pipeline, uint32_t shared_base,
                                     const CUtensorMap& x_map, const CUtensorMap& weight_map,
                                     const Fp16x3Arguments& args) {
@@ -233,8 +234,8 @@ struct Fp16x3Consumer {
         const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
-          // Two of these eight places are the thread's: of its elements 0 to 3, the lower places
-          // have 0 and 1, and the upper ones 2 and 3.
+          // The thread has two of these eight places. Its elements 0 and 1 are at lower places, and
+          // 2 and 3 at upper ones.
           const int i = 2 * upper;
           static_assert(split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
                         "a thread's elements 0 and 1 are at lower places, 2 and 3 at upper ones");
@@ -330,7 +331,8 @@ struct Fp16x3Consumer {
     __device__ StagePair next() const { return StagePair(odd.next()); }
   };
 
-  // The converted weight of such a pair. The registers hold no more than one pair.
+  // The converted weight of such a pair, or of one k-tile of it and one of the pair before. The
+  // registers hold no more than two k-tiles.
   struct WeightPair {
     WeightFragments even;
     WeightFragments odd;

@@ -4,9 +4,9 @@
 //
 // Two units occur:
 //
-//   row times   the unit of loads. The load of a work tile is its rows of x times its k-groups.
-//               (This leaves out kKGroupOverhead, which matters little, as tiles of one product
-//               have nearly the same rows.)
+//   row times   the unit of loads (PlanConfig). The load of a work tile is its rows of x times its
+//               k-groups. (This leaves out the constant time of a k-group, which matters little, as
+//               tiles of one product have nearly the same rows.)
 //   k-groups    the unit of places in the last wave's line: of ranges, and of the cuts between them
 //
 // Only Planner::find_cut converts a load to k-groups.
@@ -49,7 +49,7 @@ struct PlanConfig {
   // With ranges of L k-groups, k_groups / L clusters share the tile. The time of the tile is
   //
   //   L * k_group_time(rows)                   each multiplies its range, all at the same time
-  //   + k_groups / L * kAddingPerRow * rows    then one of them adds all partial sums
+  //   + k_groups / L * kAddingPerRow * rows    then one of them adds the partial sums of the others
   //
   // A sum of one term proportional to L and one to 1 / L is least where the two are equal. This
   // function returns that L, rounded down, but at least kMinPart.
@@ -189,7 +189,7 @@ class Planner {
   int64_t load_before_[StreamKConfig::kMaxClusters + 1] = {};
 };
 
-// A schedule, and how many clusters have work: the size of the grid.
+// A schedule, and the number of clusters up to the last one that has work: the size of the grid.
 struct Plan {
   Schedule schedule;
   int clusters;

@@ -151,10 +151,10 @@ struct Schedule {
   // Returns whether a work tile has the last k-group of its tile. Its cluster finishes the tile.
   __device__ bool has_last_k_group(const WorkTile& work) const { return work.end == k_groups; }
 
-  // Returns whether `cluster` shares a tile of the last wave with the cluster before it: whether
-  // its range begins after the tile's beginning. The cluster that finishes the tile finds all
-  // clusters that share it: it asks for itself, then for the cluster before, and so on until the
-  // answer is no. For tile 3 in the example above, the answer is yes for cluster 1, whose range
+  // Returns whether `cluster` shares `tile`, which is in the last wave, with the cluster before it:
+  // whether its range begins after the tile's beginning. The cluster that finishes the tile finds
+  // all clusters that share it: it asks for itself, then for the cluster before, and so on until
+  // the answer is no. For tile 3 in the example above, the answer is yes for cluster 1, whose range
   // begins at 6, and no for cluster 0.
   __device__ bool shares_with_previous(int cluster, int tile) const {
     const int clusters = gridDim.x / BlockConfig::kClusterSize;

@@ -39,8 +39,9 @@ struct StagedPlace {
 // Returns where a staged row block has the accumulator of a column (of the warpgroup's 64) and a
 // row (of the row block's 8).
 //
-// Example: column 20 is number 4 of warp 1's sixteen, so g = 4, in the first column block. Row 2 is
-// the first row of c = 1. The accumulator is component 0 of lane 4 g + c = 17 of warp 1.
+// Example, with the words of fragment.cuh: column 20 is number 4 of warp 1's sixteen, so g = 4, in
+// the first column block. Row 2 is the first row of c = 1. The accumulator is component 0 of lane 4
+// g + c = 17 of warp 1.
 __host__ __device__ constexpr StagedPlace staged_place(int column, int row) {
   const int warp = column / 16;
   const int lane = column % 8 * 4 + row / 2;  // 4 g + c

@@ -69,7 +69,8 @@ struct ConverterConfig {
 struct Patch {
   int64_t first_n;
   int first_k_tile;
-  // A cluster multiplies at least this many k-tiles before it needs the patch (PatchOrder).
+  // The least number of k-tiles that a cluster multiplies before it needs the patch: its index
+  // among all k-tiles that the cluster multiplies, not those of one tile (PatchOrder).
   int first_k_tile_of_use;
 };
 
@@ -81,8 +82,8 @@ struct Piece {
   __host__ __device__ constexpr int number() const { return first_of_k_tile + part; }
 };
 
-// The shared memory of a converter warp: a ring of buffers for one piece each. A buffer has a
-// float4 for each copy of each lane.
+// The shared memory of the converter warps: each has a ring of buffers for one piece each. A buffer
+// has a float4 for each copy of each lane.
 using PieceBuffer = float4[ConverterConfig::kCopiesPerPiece][32];
 using PieceRing = PieceBuffer[ConverterConfig::kBuffers];
 using ConverterMemory = PieceRing[ConverterConfig::kWarps];

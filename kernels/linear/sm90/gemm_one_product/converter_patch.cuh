@@ -14,7 +14,7 @@
 // sample of each row.
 //
 // If too many elements of a row are subnormal in fp16, the row needs TF32. The warp also counts
-// them (converter_subnormals.cuh).
+// them, and then replaces one element of the row by infinity (converter_subnormals.cuh).
 //
 // The call tree:
 //
@@ -110,8 +110,9 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
     const OctetPlace place = Layout::place(lane, part, octet);
-    // The distance from `target` is equal for all lanes. It is computed for lane 0, whose target is
-    // at offset 0, so that it is a constant for the compiler.
+    // The distance from `target`, the lane's octet 0 of part 0, is equal for all lanes. It is
+    // computed for lane 0, whose octet 0 of part 0 has the offset 0, so that it is a constant for
+    // the compiler.
     const int distance = Layout::place(/*lane=*/0, part, octet).offset();
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.lane_row], &probe);
   }

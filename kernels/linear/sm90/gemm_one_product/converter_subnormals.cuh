@@ -19,7 +19,7 @@
 // The steps of a warp:
 //
 //   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
-//   count_found_pieces   counts them in a second pass, in these pieces alone. Counting everywhere
+//   count_found_pieces   counts them in a second pass, where pieces have some. Counting everywhere
 //                        would slow the conversion down.
 //                        (convert_edge_patch has no second pass: it counts octets as soon as the
 //                        probe has found subnormals.)
@@ -55,7 +55,7 @@ namespace kernels::sm90::gemm_one_product {
 //
 //   element     magnitude bits    - 1               lowers the number
 //   zero        0x0000            0xffff (wraps)    no
-//   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes
+//   subnormal   0x0001 - 0x03ff   0x0000 - 0x03fe   yes, if it is smaller
 //   normal      0x0400 - ...      0x03ff - ...      no
 struct SubnormalProbe {
   static constexpr uint32_t kNoneFound = 0x03ff03ff;
@@ -161,8 +161,8 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   }
 }
 
-// Counts the subnormals of the row-major pieces that a lane has in its `found_pieces`, where bit 9
-// is for p9. Returns whether it has counted any. All lanes of a warp call it.
+// Counts the subnormals of the row-major pieces that any lane has in its `found_pieces`, where bit
+// 9 is for p9. Returns whether it has counted any. All lanes of a warp call it.
 template <typename Layout>
 __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
                                                    const Patch& patch, uint32_t found_pieces) {

@@ -151,7 +151,7 @@ __device__ __forceinline__ uint32_t make_results_of_row(const Epilogue<float>& e
 template <bool kMask>
 struct RowCursor {
   int row_elements;    // N
-  int rows_left;       // from this row to the end of out; 0 if the columns do not exist
+  int rows_left;       // from this row to the end of out; 0 or less if none exist, or no columns
   bool is_first_half;  // the columns are the first four of the mask's byte
   float* out;
   uint8_t* mask = nullptr;

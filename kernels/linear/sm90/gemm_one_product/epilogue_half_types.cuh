@@ -86,8 +86,9 @@ __device__ __forceinline__ void make_results_of_pair(
 // Returns the address that a lane gives to stmatrix for the first pair of row blocks of StagedRows,
 // which are at `staged_rows`. stmatrix takes from lane l the address of row l % 8 of matrix l / 8.
 // Matrix i is words[i] of all lanes, transposed: the eight rows of its row block, and the eight
-// columns of its column block. So lanes 0 - 15 give the pair's 16 rows of column block 0, and lanes
-// 16 - 31 those of column block 1.
+// columns of its column block (pair_word in fragment.cuh). The first two matrices are column block
+// 0. So lanes 0 - 15 give the pair's 16 rows of column block 0, and lanes 16 - 31 those of column
+// block 1.
 __device__ __forceinline__ uint32_t stmatrix_address(uint32_t staged_rows, int warp, int lane) {
   const int row = lane % 16;
   const int vector = warp * 2 + lane / 16;  // a warp's 16 columns are two vectors
@@ -181,8 +182,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       const int offset = buffer_offset_of_part<T>(part) + pair * kPairRows * kStagedRowBytes;
       ptx::store_matrices_transposed(matrix_address + offset, results.words);
       if constexpr (kMask) {
-        // True if the lane makes mask words for the second row block of the pair, not for the
-        // first.
+        // True if the lane keeps mask bits of the second row block of the pair, not of the first
+        // (stage_mask_of_pair).
         const bool keeps_second = fragment_lane.g / 4 == 1;
         stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, warp, fragment_lane,
                            staged.mask);

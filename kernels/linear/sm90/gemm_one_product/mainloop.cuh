@@ -91,9 +91,9 @@ struct BoxBegin {
       : contiguous(is_transposed ? row : k), other(is_transposed ? k : row) {}
 };
 
-// Issues the TMA loads of a k-tile of operands that are not k-tiled. Each operand may be
-// transposed. A stage has an operand as boxes of 64 rows (OneProductConfig::kBoxRows), one after
-// the other. Elements outside of a matrix are loaded as zeros.
+// Issues the TMA loads of a k-tile of operands that are stored as ordinary matrices. Each operand
+// may be transposed. A stage has an operand as boxes of 64 rows (OneProductConfig::kBoxRows), one
+// after the other. Elements outside of a matrix are loaded as zeros.
 template <typename Mode>
 __device__ __forceinline__ void load_boxes(const OperandMaps& maps,
                                            const OneProductArguments<Mode>& args,
@@ -141,7 +141,8 @@ struct ConversionProgress {
   // Tells the converters that the producer has begun this k-tile of the current tile.
   __device__ void begin_k_tile(int k_tile) const { set_latest(k_tiles_before + k_tile); }
 
-  // Waits until the current panel is converted at this k-tile.
+  // Waits until the current panel is converted at this k-tile. wait_converted returns how many
+  // k-tiles are converted from this one on.
   __device__ void wait(int panel, int k_tile) {
     converted_k_tiles = k_tile + wait_converted(conversion, panel, k_tile);
   }
@@ -152,9 +153,10 @@ struct ConversionProgress {
     converted_k_tiles = 0;
   }
 
-  // Lets the converters no longer wait for this producer, which has loaded its last k-tile: other
-  // blocks may still need patches that this block's converters have taken. The latest k-tile
-  // becomes the largest number to which kLead can be added without overflow.
+  // Converters stay at most kLead k-tiles ahead of their block's producer (converter.cuh). Lets
+  // them no longer wait for this producer, which has loaded its last k-tile: other blocks may still
+  // need parts of the weight that they have taken. The latest k-tile becomes the largest number to
+  // which kLead can be added without overflow.
   __device__ void finish() const { set_latest(INT_MAX - ConverterConfig::kLead); }
 
   __device__ void set_latest(int k_tile) const {
@@ -238,8 +240,8 @@ __device__ __forceinline__ void multiply_k_tile(
 }
 
 // Multiplies a k-tile in layouts that are known at run time. Only half types have transposed
-// operands here: the converters make a k-tiled weight, which is not transposed, from either layout
-// in float32.
+// operands here: of a float32 weight, transposed or not, the converters make a fp16 weight that is
+// not transposed.
 template <typename Mode>
 __device__ __forceinline__ void multiply_k_tile(
     const OneProductArguments<Mode>& args, float (&accumulators)[OneProductConfig::kAccumulators],
