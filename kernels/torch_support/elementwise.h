@@ -19,8 +19,9 @@ namespace kernels {
 // ---------------------------------------------------------------------- allocation of outputs
 
 // The size from which an output on a CPU is large: it comes from the pool, and is written by stores
-// that bypass the caches. Smaller outputs gain nothing: glibc's malloc maps fresh memory for each
-// block of more than 32 MiB, but takes smaller blocks from memory that was touched before.
+// that bypass the caches. Smaller outputs gain nothing once a program has freed some: glibc's
+// malloc maps fresh memory for each block of more than 32 MiB, but takes smaller blocks from memory
+// that was freed before.
 constexpr size_t kLargeOutputBytes = 32 << 20;
 
 // The pool as an allocator of torch. If the pool has no memory, torch's own allocator is used.
