@@ -185,7 +185,7 @@ class EagerProcesses:
         problem: the problem.
         server: forks the processes.
         memory: the shared memory.
-        kept_process: the process of an earlier problem, if any; None if none is ever kept.
+        kept_process: may hold the process of an earlier problem; None if none is ever kept.
 
     Attributes:
         members: the processes; empty before `start`.
@@ -255,7 +255,7 @@ class EagerProcesses:
             process.ask("set_precision", setting=self._problem.precision)
 
     def warm_compiler(self) -> None:
-        """Have the first process import torch.compile's compiler while others are asked."""
+        """Have the first process import torch.compile's compiler; its next request waits."""
         if self.members:
             self.members[0].begin("warm_compiler")
 
@@ -284,12 +284,12 @@ class EagerProcesses:
         self._prepared = needed
 
     def keep_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
-        """Have the first process free all yardsticks but these, which are not made again.
+        """Have the first process free all yardsticks but these. It makes these if it has none yet.
 
         Args:
             yardsticks: some of those that `prepare_yardsticks` was called with.
         """
-        if self._prepared is None:  # the process is new, or the setting has changed
+        if self._prepared is None:  # the process is new, or the setting was given to it again
             self.prepare_yardsticks(yardsticks)
             return
         setting, _ = self._prepared

@@ -52,8 +52,8 @@ def check_case(grading: Grading, case: Case) -> CheckedCase | None:
         case allows that.
 
     Raises:
-        NotCorrectError: the solution is wrong.
-        RaisedError: it refuses inputs that it has to take.
+        NotCorrectError: the solution is wrong, or refuses inputs although it has taken others.
+        RaisedError: it refuses inputs that it has to take, or a GPU's work has crashed.
     """
     grading.progress("checking the forward:", case.name)
     previous_inputs = _previous_inputs(grading)
@@ -77,8 +77,8 @@ def check_case(grading: Grading, case: Case) -> CheckedCase | None:
         got = flat_reals(result)
         comparison = tensor.compare(got, grading.reference.rounded_otherwise(case.inputs, i))
         if comparison.mistake:
-            result = ComparedResult(i, case.inputs, previous_inputs, tensor, got, comparison)
-            _note_another_function(grading, case, result)
+            compared = ComparedResult(i, case.inputs, previous_inputs, tensor, got, comparison)
+            _note_another_function(grading, case, compared)
             return None  # the other results say nothing
         comparisons.append(comparison)
     _keep_result(grading, reference_tensors)
@@ -93,7 +93,10 @@ def _previous_inputs(grading: Grading) -> list:
 
 
 def _note_another_function(grading: Grading, case: Case, result: ComparedResult) -> None:
-    """Note that a wrong result is another function's, if the case allows that; else raise."""
+    """Note that a wrong result is another function's, if the case allows that; else raise.
+
+    It is another function's if it is far off, and does not resemble a cheat, such as a copy.
+    """
     is_allowed = case.may_differ and result.comparison.is_gross
     if not is_allowed or resemblance(grading, result):
         raise NotCorrectError(WRONG, diagnose(grading, case.name, result)[:MAX_LINE_LENGTH])
@@ -119,10 +122,10 @@ def _bytes_of(specs: list[ResultSpec]) -> int:
 
 
 def _note_refusal(grading: Grading, case: Case, raised: RaisedError) -> None:
-    """Note that the solution refuses inputs, if it may refuse them; else raise the verdict."""
+    """Note that the solution refuses inputs, if it may; else raise, as `check_case` does."""
     is_crash = "CUDA error" in str(raised.args[0].get("text"))
-    # A module that has taken other small cases, but not this one, is wrong. One that has taken
-    # none does not work: the verdict is an error.
+    # If a problem has cases of its own, a module that has taken some, but not this one, is wrong.
+    # Otherwise the module does not work: the verdict is an error.
     has_taken_others = grading.verdict.case_count > 0 and grading.problem.file.has_own_cases
     if is_crash or (case.required and not has_taken_others):
         raise raised

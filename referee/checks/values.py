@@ -211,7 +211,7 @@ def count_of_held(device: torch.device, held_bytes: int, bytes_of_call: int) -> 
     Args:
         device: where they are.
         held_bytes: the bytes of one call's results.
-        bytes_of_call: the bytes that one call needs, its results or its inputs.
+        bytes_of_call: the bytes of one call that must fit into the room.
     """
     largest = MAX_HELD_BYTES[device.type]
     if held_bytes > largest:

@@ -8,7 +8,7 @@ Names of tensors in these modules:
     expected    the right values in float64: exact ones, or eager's where there are none
 
 How far off a result may be follows from the reference's result for one draw of inputs, the budget
-draw. From top to bottom, each is made from the one above it:
+draw. From top to bottom, each is made from the one above it. Beside an arrow is what is added:
 
     ReferenceTensor        one result of the reference for the budget draw. `compare` judges a
       |                    solution's result for that draw: `checks.forward` calls it

@@ -15,22 +15,23 @@ from referee.comparison.result_spec import ResultSpec
 
 # Far off in one step: ReLU near zero makes at most this relative error.
 MAX_RELATIVE_ERROR = 0.25
-# Far off in most steps: ReLU near zero also makes a part of the reference's own error. So in at
-# least half of the steps, it makes at most MAX_TIMES_OWN_ERROR times that error. A relative error
-# up to MIN_FAR_OFF never counts as far off: it may be that of a lower precision.
+# Far off in most steps: ReLU near zero changes the reference's own gradient, too. So the own error
+# of the reference tells how large such an error is: in at least half of the steps, at most
+# MAX_TIMES_OWN_ERROR times as large. A relative error up to MIN_FAR_OFF never counts as far off: it
+# may be that of a lower precision.
 MAX_TIMES_OWN_ERROR = 4
 MIN_FAR_OFF = 0.02
-# Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. It does
-# not explain those that are wrong if it predicts less than MIN_PREDICTED_SHARE of their number, and
-# so many are wrong with a probability below MAX_CHANCE; `wrong_in_every_step` has an example. It
-# explains nothing if more than MAX_SHARE_BY_ROUNDING of the elements is wrong in each step, or if
-# the relative error is larger than GROSS in each step.
+# Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. There
+# are too many if two things hold, of which `wrong_in_every_step` has an example: chance predicts
+# less than MIN_PREDICTED_SHARE of their number, and makes so many wrong with a probability below
+# MAX_CHANCE. There are also too many if more than MAX_SHARE_BY_ROUNDING of the elements is wrong in
+# each step. Rounding explains no relative error that is larger than GROSS in each step.
 MIN_PREDICTED_SHARE = 0.01
 MAX_CHANCE = 1e-6
 MAX_SHARE_BY_ROUNDING = 0.02
-# Inaccurate in many steps: a step's typical error is too large if it is more than
-# MAX_TIMES_OTHER_ROUNDINGS times what other roundings make. The share of such steps may be at most
-# MAX_INACCURATE_SHARE.
+# Inaccurate in many steps: a step's typical error is too large if it is beyond the budget's limit,
+# and more than MAX_TIMES_OTHER_ROUNDINGS times what other roundings make. The share of such steps
+# may be at most MAX_INACCURATE_SHARE.
 MAX_TIMES_OTHER_ROUNDINGS = 2
 MAX_INACCURATE_SHARE = 0.25
 
@@ -87,13 +88,13 @@ def far_off_in_most_steps(steps: Steps) -> bool:
 
 
 def wrong_in_every_step(steps: Steps) -> bool:
-    """Return whether elements are wrong in every step, and rounding cannot have chosen them.
+    """Return whether the gradient is wrong in every step, and rounding does not explain that.
 
     An example: of 1,000 elements, 3 are wrong in each of two steps, the same ones. If rounding had
     chosen them, an element would be wrong in both steps with a probability of 0.003 * 0.003, so
     chance would choose 0.009 elements twice. That is less than 1% of the 3 that are wrong twice,
     and the probability that it chooses 3 or more is at most 0.009^3 / 3! = 1.2e-7: the gradient is
-    wrong. A single element that is wrong twice would have a probability of 0.9%.
+    wrong. If only one of the 3 were the same in both steps, the probability would be 0.9%.
     """
     shares = [step.wrong_share for step in steps.all]
     if not shares or None in shares:  # a right step switches the rule off
@@ -105,9 +106,9 @@ def wrong_in_every_step(steps: Steps) -> bool:
     count = count_true(steps.always_wrong)
     if count == 0:
         return False
-    # If rounding chooses the wrong elements of each step independently, the number has a Poisson
-    # distribution, whose mean is the predicted number. (The product of many shares could underflow,
-    # so their logarithms are added.)
+    # If rounding chooses the wrong elements of each step independently, the number of those that
+    # are wrong in all steps has a Poisson distribution. Its mean is the predicted number. (The
+    # product of many shares could underflow, so their logarithms are added.)
     log_predicted = sum(map(math.log, shares)) + math.log(len(steps.always_wrong))
     log_chance = count * log_predicted - math.lgamma(count + 1)  # at most this
     is_far_more = log_predicted < math.log(MIN_PREDICTED_SHARE * count)

@@ -89,13 +89,13 @@ class Quantity(ABC):
     def _compare(
         self, got: torch.Tensor, rounded_otherwise: RoundedOtherwise | None = None
     ) -> Comparison:
-        """Compare a tensor with the reference's of the step that has begun, and free this one."""
+        """Compare a tensor with the reference's of the step that has begun; free the latter."""
         self.comparison = self._reference_tensor.compare(got, rounded_otherwise)
         self._reference_tensor = None
         return self.comparison
 
     def _decide(self, mistake: str | None) -> None:
-        """Take in a step in which a mistake decides; None if there is none."""
+        """Take in a step in which a mistake decides; `mistake` is None if there is none."""
         if mistake:
             self.is_wrong_in_one_step = True
             self._keep_first(mistake)
@@ -140,9 +140,9 @@ class ResultQuantity(Quantity):
 
 
 class GradientQuantity(Quantity):
-    """A gradient of a training step: rules decide over several steps.
+    """A gradient of a training step: rules decide, most of them over several steps.
 
-    If only eager's values are right, a mistake in a single step decides.
+    If a gradient must equal eager's (`ResultSpec.must_equal_eager`), any mistake decides.
     """
 
     def __init__(self, name: str, kind: Kind) -> None:

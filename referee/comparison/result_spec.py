@@ -67,7 +67,10 @@ class ResultSpec:
         return budget_in_another_draw(budget, self.reference_errors, reals, growth)
 
     def allows(self, got: torch.Tensor, eager: torch.Tensor) -> bool:
-        """Return whether a result is right; one of another dtype or size than eager's is not."""
+        """Return whether a result is right; one of another dtype or size than eager's is not.
+
+        A complex number counts as two floats.
+        """
         got, eager = flat_reals(got), flat_reals(eager)
         is_alike = got.dtype == eager.dtype and got.numel() == eager.numel()
         return is_alike and self.find_mistake(got, eager) is None
@@ -82,7 +85,7 @@ class ResultSpec:
 
         Args:
             got: the result; it may be flat.
-            eager: eager's result for the same inputs, in its own shape.
+            eager: eager's result for the same inputs; messages name indices in its shape.
             rounded_otherwise: yields the reference's results for these inputs with other roundings;
                 None if no wrong element is excused.
         """
@@ -115,7 +118,8 @@ class ResultSpec:
     ) -> str | None:
         """Return in words how a result differs from eager's; None if it does not.
 
-        Elements that a second look excuses do not count.
+        The words are about the first difference. But if there is a second look, and it excuses all
+        elements that are beyond the budget, the result is None.
         """
         mismatch = first_mismatch(got, eager)
         if mismatch is None or rounded_otherwise is None:
@@ -182,7 +186,7 @@ def _measure_unexcused_distance(
     budget: Budget,
     rounded_otherwise: RoundedOtherwise | None,
 ) -> _Distance:
-    """Measure how far a flat result is from eager's, without elements that rounding explains."""
+    """Measure how far a flat result is from eager's; what rounding explains counts as right."""
     distance = _measure_distance(got, eager, budget)
     if rounded_otherwise is None:
         return distance
@@ -195,7 +199,7 @@ def _measure_unexcused_distance(
 def _measure_distance(
     got: torch.Tensor, eager: torch.Tensor, budget: Budget, excused: torch.Tensor | None = None
 ) -> _Distance:
-    """Measure how far a flat result is from eager's, without the elements of a mask."""
+    """Measure how far a flat result is from eager's; the elements of a mask count as right."""
     wrong = torch.zeros(len(got), dtype=torch.bool, device=got.device)
     sum_of_errors = 0.0
     for block in blocks(len(got)):

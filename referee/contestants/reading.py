@@ -189,12 +189,14 @@ def copy_scattered(pid: int, remote: list[_IoVector], target: int) -> None:
 def _are_present(pid: int, remote: list[_IoVector]) -> bool:
     """Return whether all pages of pieces of a process's memory are in the machine's memory.
 
-    If that cannot be found out, they count as absent.
+    The pieces are elements, so none is longer than a page. If it cannot be found out, they count as
+    absent.
     """
     pages = set()
     for vector in remote:
-        pages.add(vector.start // mmap.PAGESIZE)
-        pages.add((vector.start + vector.size - 1) // mmap.PAGESIZE)
+        start = vector.start or 0  # ctypes returns None for the address 0
+        pages.add(start // mmap.PAGESIZE)
+        pages.add((start + vector.size - 1) // mmap.PAGESIZE)
     try:
         with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
             entries = [

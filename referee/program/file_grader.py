@@ -119,7 +119,7 @@ class FileGrader:
         self.progress(f"{self.subjects[index].problem}{position}: {stage}")
 
     def headline_of(self, subject: Subject, walls: str = "") -> str:
-        """Return the headline of results: the problem, the device, the shape and the dtype.
+        """Return the headline of results: problem, device, versions, shape, dtype and any note.
 
         Args:
             subject: the problem, with its shape and dtype.

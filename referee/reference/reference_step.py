@@ -60,8 +60,9 @@ def step_with_budgets(
 
     Returns:
         Results, then gradients; None for a gradient that does not exist. The list is empty if the
-        reference has no gradients to compare. Then why the budgets do not follow from a step in
-        float64; None if they do, or need none.
+        reference has no gradients to compare. The second value says why the budgets do not follow
+        from a step in float64; None if they do, if they need none, or if those of forwards do not
+        either.
     """
     with Operators() as observed:
         eager = step_or_none(lambda: problem.run_step(step))

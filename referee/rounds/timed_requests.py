@@ -57,7 +57,7 @@ class RequestOutcome(NamedTuple):
 def make_plan(resources: Resources) -> Plan:
     """Time eager alone, before any solution starts.
 
-    Two single calls say how many a request has; then some requests follow.
+    The second of two single calls says how many calls a request has; then some requests follow.
     """
     problem = resources.problem
     resources.eager.start()

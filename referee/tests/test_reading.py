@@ -66,6 +66,7 @@ def test_tensors_of_another_process_are_read_in_any_layout(stopped, x):
         "bad": SomeElements({**description, "shape": [-1]}, [0]),
         "first and last": SomeElements(description, [0, x.numel() - 1]),
         "unreadable": SomeElements({**description, "address": 8}, [0]),
+        "at 0": SomeElements({**description, "address": 0}, [0]),
         "second": SomeElements(description, [1]),
     }
     read = reader.read_elements(wanted)
