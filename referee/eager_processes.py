@@ -99,6 +99,7 @@ class EagerProcess(Contestant):
         except NotCorrectError:
             return False
         self.state.close()
+        self._close_all = self.close  # no reference to the problem stays, which holds its memory
         return True
 
     def ask(
