@@ -238,8 +238,8 @@ class LinearReluDivideProblem(Problem):
             return "TF32-grade"
         return "worse than TF32"
 
-    def least_accuracy(self) -> str:
-        """Return the accuracy class that float32 results must reach at `highest`."""
+    def required_accuracy(self) -> str:
+        """Return the accuracy class that float32 results must have at `highest`."""
         is_float32_at_highest = self.dtype == torch.float32 and not self._may_be_tf32
         return FLOAT32_GRADE if is_float32_at_highest else ""
 

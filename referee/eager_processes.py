@@ -84,7 +84,7 @@ class EagerProcess(Contestant):
         try:
             self.state.construct(problem.file.dtype, seed, module, problem.arguments)
         except StateError as error:
-            self.close()
+            self._close_all()
             raise NotCorrectError(ERROR, f"eager itself could not be timed: {error}") from None
 
     def forget_problem(self) -> bool:
@@ -110,12 +110,12 @@ class EagerProcess(Contestant):
         Raises:
             NotCorrectError: eager fails. All of its processes are then closed.
         """
-        with self._blamed():
+        with self._blame_eager():
             return super().ask(method, read_early, **arguments)
 
     def begin(self, method: str) -> None:
         """Begin a request, see `Contestant.begin`; raise NotCorrectError as `ask` does."""
-        with self._blamed():
+        with self._blame_eager():
             super().begin(method)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class EagerProcess(Contestant):
             self.state.close()
 
     @contextmanager
-    def _blamed(self) -> Iterator[None]:
+    def _blame_eager(self) -> Iterator[None]:
         """If the request in this block fails, close all processes and raise the verdict."""
         try:
             yield
@@ -145,7 +145,7 @@ def _verdict_on(error: EndedError | ForgedError | RaisedError) -> NotCorrectErro
 
 
 class KeptEagerProcess:
-    """Keeps eager's process on a GPU between two problems.
+    """Keeps eager's process on a GPU between two problems of a run, which share the device.
 
     The first program of torch.compile takes seconds in a process, for it imports the compiler;
     later ones take a fraction of a second. On a CPU no process is kept, because it maps the memory
@@ -190,7 +190,7 @@ class EagerProcesses:
 
     Attributes:
         members: the processes; empty before `start`.
-        yardsticks: the names of the calls that the first process has set up.
+        yardsticks: the names of the calls that `prepare_yardsticks` has set up.
         notes: which yardsticks could not be set up, and why.
     """
 
@@ -277,8 +277,8 @@ class EagerProcesses:
         reply = self.members[0].ask(
             "prepare_yardsticks",
             names=list(yardsticks),
-            inputs=self._memory.input_locations(1),
-            copied_bytes=max(1, self._problem.moved_bytes // 2),
+            inputs=self._memory.input_locations(1),  # of one call
+            copied_bytes=max(1, self._problem.moved_bytes // 2),  # each is read and written
             yardstick_file=yardstick_file,
         )
         self.yardsticks, self.notes = reply["names"], reply["notes"]

@@ -63,10 +63,10 @@ def referee_at_work(separate_builds: bool) -> Iterator[Server]:
     precision_before = torch.get_float32_matmul_precision()
     with processes.subreaper(), tempfile.TemporaryDirectory(prefix="referee-") as folder:
         server = Server(folder if separate_builds else "")
-        # The first backward needs this module. Imported here, while the server starts for some
-        # seconds, it costs no time.
-        importlib.import_module("torch.fx.experimental.symbolic_shapes")
         try:
+            # The first backward needs this module. Imported here, while the server starts for some
+            # seconds, it costs no time.
+            importlib.import_module("torch.fx.experimental.symbolic_shapes")
             yield server
         finally:
             server.close()
@@ -81,7 +81,7 @@ class Engine:
         problem: the reference and all that is known of it.
         server: forks contestants.
         options: how files are graded.
-        progress: is called with a text that says what is done now and one that says how far it is.
+        progress: is called with two texts: what is done now, and a detail, such as how far it is.
         kept_process: see `Resources`.
 
     Attributes:
@@ -104,8 +104,8 @@ class Engine:
     def prepare(self) -> None:
         """Check the system, start eager and time it alone, before any solution has started.
 
-        For each precision setting, a `Plan` is made of these times. The checks that
-        time a solution follow it. Later calls time nothing.
+        For each precision setting, these times make a `Plan`, by which the checks time a solution.
+        Later calls time nothing.
 
         Raises:
             NotCorrectError: the system cannot be used, or eager cannot be timed.
@@ -152,7 +152,7 @@ class Engine:
         self._resources.eager.keep()
 
     def close(self) -> None:
-        """End eager's processes."""
+        """End eager's processes and free the shared memory."""
         self._resources.close()
 
     def _grade(self, file: GradedFile, verdict: Verdict) -> None:

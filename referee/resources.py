@@ -61,7 +61,7 @@ class Resources:
     def check_system(self) -> None:
         """Raise NotCorrectError if the kernel does not say which processes a process has started.
 
-        A solution's helpers would go on while the solution is stopped, and nobody would know.
+        Then a solution's helper processes could not be stopped together with the solution.
         """
         if not processes.lists_children():
             reason = "the kernel does not list children in /proc: it needs CONFIG_PROC_CHILDREN"
@@ -70,8 +70,9 @@ class Resources:
     def try_walls(self) -> None:
         """Try whether contestants on a GPU can have walls; if not, this server gives them none.
 
-        Walls are impossible where CUDA IPC does not work through them. The trial must come before
-        eager and all solutions start. For each GPU it is made once.
+        A wall is a PID namespace of the process's own. Walls are impossible where CUDA IPC does not
+        work through them. The trial must come before eager and all solutions start. It is made once
+        for each GPU: `find_obstacle` remembers.
         """
         device = self.problem.device
         if self.server.gives_walls and device.type == "cuda":
@@ -80,7 +81,7 @@ class Resources:
     def free_results(self, contestant: Contestant) -> None:
         """Have a process free the results of its last request, which have been read.
 
-        If the request was large, the process also gives its unused memory back to the GPU.
+        If problem and request are large, the process also gives its unused memory back to the GPU.
         """
         if self.problem.gives_memory_back and self.memory.inputs[0].size > SMALL_REQUEST:
             self.free_all_unused(contestant)
@@ -89,7 +90,7 @@ class Resources:
 
     def free_all_unused(self, contestant: Contestant) -> None:
         """Have a process free its results and give all its unused memory back to the GPU."""
-        contestant.reader.forget()
+        contestant.reader.forget()  # memory that this process still maps cannot be given back
         contestant.ask("release", empty_cache=True)
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ struct TileGrid {
   // Returns the waves of a product with this many tiles along M (at least one).
   int64_t count_waves(int64_t tiles_along_m) const {
     const int64_t tiles = tiles_along_m * weight_tiles;
-    if (tiles <= tiles_of_wave) return 1;
+    if (tiles <= tiles_of_wave) return 1;  // divide_up would overflow with kAllTiles
     return divide_up(tiles, tiles_of_wave);
   }
 };

@@ -42,7 +42,7 @@ def _blank(spec: ResultSpec | None, device: torch.device) -> torch.Tensor | None
 def check_copies_stay(grading: Grading, case_name: str, call_count: int) -> None:
     """Check that results of a request do not change with inputs and parameters.
 
-    `turn_memory.filled_with_nan` has changed these since the first copies were made.
+    `turn_memory.reading_results` has changed these since the first copies were made.
 
     Args:
         grading: the file under grading.

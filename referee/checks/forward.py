@@ -78,7 +78,7 @@ def check_case(grading: Grading, case: Case) -> CheckedCase | None:
         comparison = tensor.compare(got, grading.reference.rounded_otherwise(case.inputs, i))
         if comparison.mistake:
             compared = ComparedResult(i, case.inputs, previous_inputs, tensor, got, comparison)
-            _note_another_function(grading, case, compared)
+            _raise_or_note_another_function(grading, case, compared)
             return None  # the other results say nothing
         comparisons.append(comparison)
     _keep_result(grading, reference_tensors)
@@ -86,16 +86,16 @@ def check_case(grading: Grading, case: Case) -> CheckedCase | None:
 
 
 def _previous_inputs(grading: Grading) -> list:
-    """Return the inputs of the call before; [] if they are too large to be kept."""
+    """Return the inputs of the call before; [] if they are too large to be kept beside new ones."""
     if grading.problem.input_bytes > MAX_PREVIOUS_INPUT_BYTES:
         return []
     return grading.latest_inputs
 
 
-def _note_another_function(grading: Grading, case: Case, result: ComparedResult) -> None:
-    """Note that a wrong result is another function's, if the case allows that; else raise.
+def _raise_or_note_another_function(grading: Grading, case: Case, result: ComparedResult) -> None:
+    """Raise NotCorrectError for a wrong result, unless the case allows another function's result.
 
-    It is another function's if it is far off, and does not resemble a cheat, such as a copy.
+    Such a result is far off, and does not resemble a cheat, such as a copy. It gets a note.
     """
     is_allowed = case.may_differ and result.comparison.is_gross
     if not is_allowed or resemblance(grading, result):
@@ -141,7 +141,7 @@ def _keep_result(grading: Grading, reference_tensors: list[ReferenceTensor]) -> 
     """Keep the reference's first result, so that a later result that replays it is recognized."""
     first = reference_tensors[0]
     tells_enough = not may_agree_by_chance(first.spec.numel, first.spec.dtype)
-    all_bytes = _bytes_of([tensor.spec for tensor in reference_tensors])
-    if tells_enough and all_bytes <= MAX_EARLIER_RESULT_BYTES:
+    is_small = _bytes_of([first.spec]) <= MAX_EARLIER_RESULT_BYTES
+    if tells_enough and is_small:
         grading.earlier_results.append(first.eager.cpu())
         del grading.earlier_results[:-MAX_EARLIER_RESULTS]

@@ -91,14 +91,15 @@ def check_gradients(grading: Grading) -> None:
     grading.findings.quantities = quantities
     if not quantities:
         _check_recorded_forward(grading)
-    elif problem.needs_float64 and problem.file.has_own_cases:
+    elif problem.needs_float64 and problem.file.has_own_cases:  # the project's table has errors
         _note_errors_of_gradients(grading)
 
 
 def _check_recorded_forward(grading: Grading) -> None:
-    """Compare the results of a forward that autograd records, if gradients cannot be compared.
+    """Compare the results of a forward that autograd records, if the solution has no gradients.
 
-    No other forward is recorded, and a module can see that: by `torch.is_grad_enabled()`.
+    A module can see whether autograd records it, by `torch.is_grad_enabled()`, and the other checks
+    have compared only forwards that are not recorded.
     """
     grading.resources.free_results(grading.solution)  # of a step without gradients
     case = Case(RECORDED_FORWARD, grading.draw_inputs(), required=False, is_recorded=True)
@@ -147,7 +148,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
         for inputs in inputs_of_steps:
             grading.reference.redraw_values()
             quantities = _compare_drawn_step(grading, inputs, quantities)
-            del inputs  # the next ones may need the memory
+            del inputs  # `draw_inputs` frees `grading.latest_inputs`, the other reference to them
         _judge_quantities(grading, quantities)
     except ForwardOnlyError as error:
         grading.verdict.notes.append(str(error))
@@ -185,7 +186,8 @@ def _judge_quantities(grading: Grading, quantities: list[Quantity]) -> None:
     wrong = [quantity for quantity in quantities if quantity.find_mistake()]
     if not wrong:
         return
-    # A function that equals the reference only for drawn inputs may have other gradients of them.
+    # If the solution equals the reference only for the inputs that get_inputs draws, it is another
+    # function of the inputs, and may have other gradients of them.
     are_all_of_inputs = all(quantity.kind is Kind.INPUT_GRADIENT for quantity in wrong)
     if grading.findings.may_rely_on_inputs and are_all_of_inputs:
         names = ", wrong ".join(quantity.name for quantity in wrong)
@@ -222,6 +224,7 @@ def compare_step(grading: Grading, step: StepArguments, quantities: list[Quantit
     Raises:
         BackwardRaisesError: the solution's step raises.
         ForwardOnlyError: a gradient is missing.
+        NotCorrectError: the step has changed its inputs, or returns another kind of result.
     """
     has_changed_buffers = bool(grading.problem.changed_buffers)
     if has_changed_buffers:
@@ -247,7 +250,7 @@ def _compare_quantities(
         quantities: results and gradients.
         reply: has a description for each quantity.
         are_masked: whether the outputs' gradients are zero wherever rounding decides if a gradient
-            passes. Then rounding excuses no wrong element.
+            passes (`StepArguments`). Then rounding excuses no wrong element.
     """
     descriptions = reply["returned"][0]["results"]
     check_results_of_step_apart(grading, quantities, descriptions, RECORDED_FORWARD)
@@ -307,12 +310,16 @@ def _largest_bytes(quantities: list[Quantity]) -> int:
 def _check_gradients_exist(
     descriptions: list, quantities: list[Quantity], output_count: int
 ) -> None:
-    """Raise ForwardOnlyError with the names of the solution's missing gradients, if some are.
+    """Check that the solution's step has all results and gradients that the reference's has.
 
     Args:
         descriptions: the reply's descriptions, one for each quantity.
         quantities: results first, then gradients.
         output_count: how many of the quantities are results.
+
+    Raises:
+        ForwardOnlyError: some are missing; the message names them, unless all gradients are.
+        NotCorrectError: the step has another number of results.
     """
     if len(descriptions) != len(quantities):
         raise NotCorrectError(
@@ -327,7 +334,7 @@ def _check_gradients_exist(
 
 
 def missing_indices(descriptions: list, quantities: list[Quantity]) -> list[int]:
-    """Return the indices of the gradients that the reference has and the solution lacks.
+    """Return the indices of the results and gradients that only the reference has.
 
     Args:
         descriptions: the reply's descriptions, one for each quantity.

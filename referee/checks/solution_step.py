@@ -20,7 +20,10 @@ from referee.reference.reference_step import draw_gradients
 
 
 def prepare_step(grading: Grading, inputs: list) -> StepArguments:
-    """Draw gradients for the reference's outputs; return the step with these inputs."""
+    """Draw gradients for the reference's outputs; return the step with these inputs.
+
+    Where rounding decides if a gradient passes, they are set to zero, if the problem knows where.
+    """
     reference = grading.reference
     outputs = reference.eager_results(inputs)
     gradients = draw_gradients(outputs)
@@ -66,6 +69,7 @@ def read_quantity(
         index: its index in the reply.
     """
     check_description(grading, description, quantity.spec, prefix)
+    # autograd may return a gradient that shares memory, as torch's own modules do.
     if quantity.kind is Kind.RESULT:
         check_elements_apart(description, quantity.spec, prefix)
         check_new_memory(grading, description, index.result_index, prefix.removesuffix(": "))

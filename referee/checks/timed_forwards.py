@@ -4,12 +4,13 @@ A round is:
 
     1. While all processes are stopped, the referee draws inputs and parameters, and computes the
        reference's results for them.
-    2. The solution, eager twice, the yardsticks and the empty call take turns, in random order.
-       Each process goes on, calls, replies and is stopped; `contestant` describes the clock.
+    2. The solution, eager, the control (eager again), the yardsticks and the empty call take turns,
+       in random order. Each process goes on, calls, replies and is stopped; `contestant` describes
+       the clock.
     3. In the solution's turn its whole results are compared, and its inputs and parameters.
 
-Short calls share a request: each has inputs and a result of its own. `comparison/__init__` has a
-picture of the classes that judge a result; here it begins at `ResultSpec`.
+Short calls share a request: each has inputs and a result of its own. A `ResultSpec` judges each
+result; `comparison/__init__` has a picture.
 """
 
 from time import sleep
@@ -19,7 +20,7 @@ import torch
 
 from referee.call_names import COMPILED, MODULE
 from referee.checks.returned_results import check_results, read_result
-from referee.checks.turn_memory import filled_with_nan, turn, write_state_for_all
+from referee.checks.turn_memory import reading_results, turn, write_state_for_all
 from referee.contestants.contestant import Contestant
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
@@ -45,7 +46,7 @@ SECONDS_TO_SETTLE = 1.0
 
 
 def time_forwards(grading: Grading) -> None:
-    """Time forwards under the current precision setting; keep them as the run."""
+    """Time forwards under the current precision setting; add their times to the verdict."""
     resources, problem = grading.resources, grading.problem
     plan = resources.plan
     _prepare_eager(grading)
@@ -84,7 +85,7 @@ def _yardsticks_to_time(grading: Grading) -> tuple[str, ...]:
 
 
 def _start_timings(grading: Grading, timed_calls: list[TimedCall]) -> Timings:
-    """Add a run without times to the verdict; return its timings."""
+    """Add the times of this setting to the verdict, at first empty; return those of forwards."""
     problem = grading.problem
     timings = Timings(
         problem.device.type,
@@ -152,7 +153,8 @@ class _ForwardRunner:
         """Time a request; compare the results if they are the solution's."""
         grading = self._grading
         templates_of_calls = None
-        if timed_call.call == MODULE:  # nobody reads what others return
+        # Modules, eager's too, may have to copy their results. Nobody reads those of yardsticks.
+        if timed_call.call == MODULE:
             templates_of_calls = [drawn.eager_results for drawn in drawn_calls]
         with turn(grading, timed_call.contestant, _free_results):
             timed = time_request(
@@ -206,7 +208,7 @@ def _compare_calls(
         drawn_calls: the calls' inputs and the reference's results.
         early_elements: the elements that were read before the clock stopped.
     """
-    with filled_with_nan(grading, "a timed call", len(returned)):
+    with reading_results(grading, "a timed call", len(returned)):
         for call_index, drawn in enumerate(drawn_calls):
             descriptions = check_results(
                 grading, "a timed call", returned[call_index], drawn.eager_results

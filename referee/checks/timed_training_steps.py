@@ -18,7 +18,7 @@ from referee.checks.solution_step import (
     prepare_step,
     read_quantity,
 )
-from referee.checks.turn_memory import filled_with_nan, turn, write_state_for_all
+from referee.checks.turn_memory import reading_results, turn, write_state_for_all
 from referee.comparison.quantity import Quantity, ResultQuantity
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
@@ -77,7 +77,7 @@ def _time_if_possible(grading: Grading) -> str:
         return "the training step is not timed: shapes of its results depend on the inputs' values"
     except (NoRoomError, torch.OutOfMemoryError, EagerOutOfMemoryError):
         return "no memory for the training step"
-    except RaisedError as error:  # in the solution's process: eager's raise NotCorrectError
+    except RaisedError as error:  # the solution's: if eager fails, that is a NotCorrectError
         if not error.is_lack_of_memory:
             raise
         return OUT_OF_MEMORY
@@ -89,7 +89,6 @@ def _time_rounds(grading: Grading) -> None:
     resources = grading.resources
     timed_calls = timed_calls_of(grading, only_compiled(resources.eager.yardsticks))
     step = _start_step(grading, timed_calls)
-    # With this many steps, a request lasts about as long as one of forwards.
     step_count = math.ceil(resources.plan.call_count / FORWARDS_OF_A_STEP)
     runner = _StepRunner(grading, timed_calls, step_count)
     runner.prepare()
@@ -103,7 +102,7 @@ def _time_rounds(grading: Grading) -> None:
 
 
 def _start_step(grading: Grading, timed_calls: list[TimedCall]) -> StepTimings:
-    """Add a training step without times to the run; return it."""
+    """Add the times of training steps to those of the setting, at first empty; return them."""
     problem = grading.problem
     forward = Timings(problem.device.type, problem.names, problem.limiting_rate, work=0)
     backward = Timings(problem.device.type, problem.names, problem.limiting_rate, work=0)
@@ -162,7 +161,8 @@ class _StepRunner:
         """Time a request; compare the results and gradients if they are the solution's."""
         grading = self._grading
         templates_of_steps = None
-        if timed_call.call == MODULE:  # nobody reads what others return
+        # Modules, eager's too, may have to copy their results. Nobody reads those of yardsticks.
+        if timed_call.call == MODULE:
             templates_of_steps = [drawn.eager_results for drawn in drawn_steps]
         with turn(grading, timed_call.contestant, self._memory.end_turn):
             self._flush()
@@ -186,7 +186,7 @@ class _StepRunner:
             NotCorrectError: something is wrong.
             ChangingShapeError: the reference's results have other shapes than in other draws.
         """
-        with filled_with_nan(self._grading, "a timed step", len(returned), with_gradients=True):
+        with reading_results(self._grading, "a timed step", len(returned), with_gradients=True):
             for call_index, (returned_by_step, drawn) in enumerate(
                 zip(returned, drawn_steps, strict=True)
             ):
@@ -216,7 +216,8 @@ class _StepRunner:
         check_results_of_step_apart(
             self._grading, self.quantities, descriptions, "a timed step's forward"
         )
-        # Computed only if a gradient is beyond its limits, and then once for all gradients.
+        # Other roundings are computed only if a tensor is beyond its limits, and those of gradients
+        # then once for all of them.
         errors_of_other_roundings = cache(lambda: reference.errors_of_other_roundings(*drawn))
         for result_index, quantity in enumerate(self.quantities):
             eager_result = drawn.eager_results[result_index]
@@ -228,7 +229,6 @@ class _StepRunner:
             got = self._read(
                 quantity, description, ResultIndex(call_index, result_index), early_elements
             )
-            # `judge_timed` uses other roundings only if the tensor is beyond its limits.
             if isinstance(quantity, ResultQuantity):
                 rounded_otherwise = reference.rounded_otherwise(
                     drawn.arguments.inputs, result_index

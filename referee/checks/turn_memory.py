@@ -9,7 +9,7 @@ exception: eager's buffers, if parameters and buffers are large. In quotes are t
         with turn(...):                     "any process's turn begins"
             the contestant is asked
             if it is the solution:
-                with filled_with_nan(...):  "the solution has replied"
+                with reading_results(...):  "the solution has replied"
                     results are compared    "its results are compared"
                                             "its results are freed", "its turn ends"
 """
@@ -63,10 +63,10 @@ def turn(
 
 
 @contextmanager
-def filled_with_nan(
+def reading_results(
     grading: Grading, case_name: str, call_count: int, with_gradients: bool = False
 ) -> Iterator[None]:
-    """Fill inputs and the solution's parameters with NaN for a `with` block, which reads results.
+    """Check the solution's inputs and parameters; fill them with NaN while a block reads results.
 
     A result must not be in their memory. `check_new_memory` sees that by the result's address, but
     not if the process has mapped the memory a second time. Such a result is then NaN, and so wrong.
@@ -79,7 +79,8 @@ def filled_with_nan(
         with_gradients: whether gradients of outputs were written.
 
     Raises:
-        NotCorrectError: the solution has changed what is filled, or copies of its results change.
+        NotCorrectError: the solution has changed inputs or parameters, or its copied results change
+            with them.
     """
     check_intact(grading, case_name, call_count, with_gradients)
     if not grading.problem.may_share_memory:

@@ -25,8 +25,8 @@ FORWARDS_AFTER_OWN_CASES = 2  # with has_own_cases: small cases were compared be
 # This many results are held while later calls run, to see whether a call overwrites one of them.
 # So a module that returns up to this number of buffers in turn is found.
 MAX_HELD_RESULTS = 4
-# Bytes that all held results may take. Their inputs, which the referee holds, may take as many.
-# Fewer results are held if they are large, and none if a single one takes more.
+# Bytes that all held results may take, and all their inputs, which the referee holds. Fewer results
+# are held if they are large, and none if a single one takes more.
 MAX_HELD_BYTES = {"cpu": 1 << 30, "cuda": 1 << 33}
 # Held results take at most this part of the free memory. A result that takes more is held alone.
 SHARE_FOR_HELD = 1 / 8
@@ -137,7 +137,10 @@ def _label(grading: Grading) -> str:
 
 
 def _forward_name(grading: Grading, index: int) -> str:
-    """Return the name of a forward for messages; the first has index 0."""
+    """Return the name of a forward for messages; the first has index 0.
+
+    Under a later precision setting, "as constructed" means only the module.
+    """
     if index == 0:
         name = "as constructed"
     elif grading.problem.parameter_bytes:  # they change from forward to forward
@@ -151,13 +154,13 @@ def _check_accuracy(grading: Grading, compared: ComparedForwards) -> None:
     """Set the verdict's accuracy class; check that it is good enough for the problem."""
     problem = grading.problem
     relative_error = compared.largest_relative_error
-    usual = accuracy_class(relative_error)
-    reached = problem.accuracy(relative_error, compared.have_eagers_bits, usual)
+    class_by_error = accuracy_class(relative_error)
+    reached = problem.accuracy(relative_error, compared.have_eagers_bits, class_by_error)
     if not grading.verdict.accuracy:  # the first precision setting's class is kept
         grading.verdict.accuracy = reached
-    least = problem.least_accuracy()
-    if least and reached != least:
-        precision = least.partition("-")[0]  # "float32" of "float32-grade"
+    required = problem.required_accuracy()
+    if required and reached != required:
+        precision = required.partition("-")[0]  # "float32" of "float32-grade"
         reason = f"lower precision than {precision}: {reached}, relative error {relative_error:.2g}"
         raise NotCorrectError(WRONG, reason)
 
@@ -165,8 +168,8 @@ def _check_accuracy(grading: Grading, compared: ComparedForwards) -> None:
 def _check_results_stay(grading: Grading) -> None:
     """Check that results stay the same when the module is called again for other inputs.
 
-    All calls have their inputs at the same address. A module that returns the same memory each
-    time, or a few buffers in turn, saves the cost of new memory and overwrites what its caller has.
+    A module that returns the same memory each time, or a few buffers in turn, saves the cost of new
+    memory and overwrites what its caller has.
     """
     problem, resources = grading.problem, grading.resources
     bytes_of_call = max(problem.output_bytes, problem.input_bytes)
@@ -243,7 +246,7 @@ def _check_held_result(
     eager_results = reference.eager_results(call.inputs)
     descriptions = check_results(grading, call.name, call.returned, eager_results)
     for i, description in enumerate(descriptions):
-        if i in grading.problem.sharing_results:
+        if i in grading.problem.sharing_results:  # the reference's overwrite each other, too
             continue
         spec = grading.findings.result_specs[i]
         got = read_result(grading, description, call.name, ResultIndex(call_index, i))

@@ -4,9 +4,9 @@
     run_forwards, run_steps                          call it, or a yardstick, and time the calls
     run_checked_forward, run_checked_step            call it once, in memory full of NaN
     is_finite, count_saved_bytes                     call it to find something out
-    warm_compiler                                    imports torch.compile's compiler
+    warm_compiler                                    makes a first program with torch.compile
     prepare_yardsticks, keep_yardsticks              make yardsticks; free those of no more use
-    map_pages                                        maps the shared memory again
+    map_pages                                        maps new pages of the shared memory
     copy_results                                     copies kept results once more
     describe_buffers                                 tells where buffers are
     release, reset                                   free results; forget the module
@@ -172,14 +172,15 @@ class RequestHandler:
         result_bytes: int,
         outputs: list[dict] | None = None,
     ) -> dict:
-        """Run one training step of the module, as `run_checked_forward` runs a forward.
+        """Run one training step of the module in memory full of NaN; return a description.
 
         Args:
             inputs: the location of the arguments, the only one of a list.
             output_gradients: the location of the outputs' gradients, the only one of a list.
             parameters: names of the parameters whose gradients are computed.
             result_bytes: the size of the largest result or gradient. As many bytes of free memory
-                are filled with NaN.
+                are filled with NaN. (A step takes more memory than a forward, so there may be no
+                room for all results.)
             outputs: a location for a copy of the results, as in `run_forwards`.
         """
         tensors = self._held.tensors(parameters)
@@ -234,10 +235,10 @@ class RequestHandler:
         self._mapping.map_pages(locations)
 
     def copy_results(self, outputs: list[dict]) -> None:
-        """Copy the kept results of the first calls once more, see `KeptResults.copy_again`.
+        """Copy kept results to shared memory, see `KeptResults.copy_again`.
 
         Args:
-            outputs: a location for each of these calls.
+            outputs: a location for each of the first calls whose results are kept.
         """
         self._results.copy_again(outputs)
 
@@ -252,7 +253,7 @@ class RequestHandler:
         return {"buffers": description["results"]}
 
     def release(self, empty_cache: bool = False) -> None:
-        """Free the results of the last request.
+        """Free all kept results.
 
         Args:
             empty_cache: also give unused memory back to the GPU.
@@ -278,13 +279,13 @@ class RequestHandler:
             torch.cuda.empty_cache()
 
     def is_finite(self, inputs: list[dict]) -> dict:
-        """Return whether the module's results for the first of the inputs are "finite"."""
+        """Return {"finite": True} if the module's results for the first inputs are finite."""
         return {"finite": has_finite_results(self._held.module, self._mapping.tensors(inputs[0]))}
 
     def count_saved_bytes(self, inputs: list[dict]) -> dict:
-        """Return the "bytes" that a forward on the first of the inputs saves for its backward.
+        """Return {"bytes": n}: a forward on the first of the inputs saves n for its backward.
 
-        They are None if the forward raises, as it may because of the hooks that count them.
+        n is None if the forward raises, as it may because of the hooks that count them.
         """
         saved_bytes = None
         with suppress(Exception):

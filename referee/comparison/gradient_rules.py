@@ -15,23 +15,23 @@ from referee.comparison.result_spec import ResultSpec
 
 # Far off in one step: ReLU near zero makes at most this relative error.
 MAX_RELATIVE_ERROR = 0.25
-# Far off in most steps: ReLU near zero changes the reference's own gradient, too. So the own error
-# of the reference tells how large such an error is: in at least half of the steps, at most
-# MAX_TIMES_OWN_ERROR times as large. A relative error up to MIN_FAR_OFF never counts as far off: it
-# may be that of a lower precision.
+# Far off in most steps: ReLU near zero changes the reference's own gradient, too, and the error of
+# that gradient tells how large such changes are. A step is far off if its relative error is more
+# than MAX_TIMES_OWN_ERROR times as large. A relative error up to MIN_FAR_OFF never counts as far
+# off: it may be that of a lower precision.
 MAX_TIMES_OWN_ERROR = 4
 MIN_FAR_OFF = 0.02
-# Wrong in every step: chance predicts how many elements rounding makes wrong in all steps. There
-# are too many if two things hold, of which `wrong_in_every_step` has an example: chance predicts
-# less than MIN_PREDICTED_SHARE of their number, and makes so many wrong with a probability below
-# MAX_CHANCE. There are also too many if more than MAX_SHARE_BY_ROUNDING of the elements is wrong in
-# each step. Rounding explains no relative error that is larger than GROSS in each step.
+# Wrong in every step: rounding makes different elements wrong in each step, by chance. So it does
+# not explain n elements that are wrong in all steps if chance predicts fewer than
+# MIN_PREDICTED_SHARE * n of them, and n or more have a probability below MAX_CHANCE
+# (`wrong_in_every_step` has an example). Nor does it explain that more than MAX_SHARE_BY_ROUNDING
+# of the elements are wrong in each step, or a relative error above GROSS in each step.
 MIN_PREDICTED_SHARE = 0.01
 MAX_CHANCE = 1e-6
 MAX_SHARE_BY_ROUNDING = 0.02
 # Inaccurate in many steps: a step's typical error is too large if it is beyond the budget's limit,
-# and more than MAX_TIMES_OTHER_ROUNDINGS times what other roundings make. The share of such steps
-# may be at most MAX_INACCURATE_SHARE.
+# and more than MAX_TIMES_OTHER_ROUNDINGS times what other roundings make (quantity.py computes
+# both). The share of such steps may be at most MAX_INACCURATE_SHARE.
 MAX_TIMES_OTHER_ROUNDINGS = 2
 MAX_INACCURATE_SHARE = 0.25
 
@@ -124,7 +124,7 @@ def inaccurate_in_many_steps(steps: Steps) -> bool:
 def far_off_limit(spec: ResultSpec) -> float:
     """Return the relative error beyond which a gradient counts as far off in a step."""
     own_error = spec.reference_errors.relative
-    if own_error == 0:  # there is no float64 result, or no error
+    if own_error == 0:  # the usual cause: there is no float64 result, so nothing is known
         return MAX_RELATIVE_ERROR
     limit = max(MAX_TIMES_OWN_ERROR * own_error, MIN_FAR_OFF)
     return min(limit, MAX_RELATIVE_ERROR)

@@ -161,14 +161,15 @@ class GradientQuantity(Quantity):
             self._untimed.add_right()
             return
         self._keep_first(mistake)
+        # Untimed steps are few, so the rules about most and many steps are for timed ones.
         self._untimed.add_wrong(Step(comparison.errors.relative), comparison.wrong)
         self.is_wrong_in_one_step |= far_off_in_one_step(self._untimed)
 
     def judge_strictly(self, got: torch.Tensor) -> None:
         """Judge the solution's gradient of an untimed step in which a mistake decides.
 
-        In such a step, the outputs' gradients are zero wherever a sum is near zero: the problem
-        knows these places.
+        It does if the outputs' gradients are zero wherever a sum is near zero, because the problem
+        knows these places; and for a gradient that must equal eager's.
         """
         self._decide(self._find_mistake_of(self._compare(got)))
 
@@ -225,7 +226,8 @@ class GradientQuantity(Quantity):
     def _find_mistake_of(self, comparison: Comparison) -> str | None:
         """Return in words what is wrong with a gradient in an untimed step; None if nothing is.
 
-        The limit of the mean error is the one for other draws, which allows for ReLU near zero.
+        The limit of the mean error is the one for other draws: it is larger where a problem says
+        how far off each element may be, and so allows for ReLU near zero.
         """
         if comparison.wrong.any():
             return comparison.mistake

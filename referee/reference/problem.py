@@ -73,9 +73,9 @@ class Problem:
         input_bytes, parameter_bytes, output_bytes: the sizes of all inputs, of all parameters and
             buffers, and of all results.
         nesting, operators, terms, sharing_results, sharing_pairs, changed_buffers: see
-            `first_forward.FirstForward`. With cases of its own, no buffers are compared.
+            `first_forward.FirstForward`. If `file.has_own_cases`, no buffers are compared.
         float64_obstacle: why results are compared only with eager's, in words; None if results are
-            compared with float64's.
+            compared with float64's, or a subclass says with which (`file.has_own_cases`).
 
     `name`, `file` and `device` are attributes, too. A subclass may replace the class's attributes.
 
@@ -131,7 +131,8 @@ class Problem:
         self.sharing_pairs = forward.sharing_pairs
         self.changed_buffers = [] if file.has_own_cases else forward.changed_buffers
         if list(module.parameters()):
-            file.copy(module)  # the grading needs copies; this raises if none can be made
+            # The grading needs copies of a module with parameters. This raises if none can be made.
+            file.copy(module)
         _check_room(file, device, self.all_bytes)
         self.float64_obstacle: str | None = None
         if not file.has_own_cases:
@@ -214,7 +215,7 @@ class Problem:
             eager: the result or gradient.
             exact: the same in float64; None where there is none.
             terms: the number of terms of the longest sum.
-            in_tf32: the same in float64 from operands rounded to TF32; None where there is none.
+            in_tf32: the same, computed from operands rounded to TF32; None where there is none.
         """
         return ReferenceTensor(eager, exact, terms, in_tf32=in_tf32)
 
@@ -244,7 +245,7 @@ class Problem:
         return []
 
     def backward_arguments(self) -> list | None:
-        """Return the arguments of the module for `backward_inputs`."""
+        """Return the constructor's arguments for `backward_inputs`; None for the problem's own."""
         return None
 
     def guesses(self, module: nn.Module, inputs: list) -> dict[str, torch.Tensor]:
@@ -261,8 +262,8 @@ class Problem:
         """
         return "exact" if is_equal else usual
 
-    def least_accuracy(self) -> str:
-        """Return the class that the timed size must reach; "" if the error budget decides."""
+    def required_accuracy(self) -> str:
+        """Return the class that results must have at the timed size; "" if the budget decides."""
         return ""
 
     @property
@@ -313,7 +314,7 @@ class Problem:
         return self.all_bytes > LARGE_SHARE * memory
 
     def operators_in_tf32(self) -> tuple[str, ...]:
-        """Return parts of the names of the reference's operators that torch may compute in TF32."""
+        """Return substrings of the names of operators that torch may compute in TF32."""
         return operators_in_tf32(self.operators, self.device, self.dtype)
 
     def _results_in_tf32(

@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
     @property
     def waits_for_launches(self) -> bool:
-        """True if the GPU was idle between calls, because the host launched them too late."""
+        """True if the GPU had little to do at the last launch: it may have been idle before."""
         return self.backlog_seconds < MIN_BACKLOG * sum(self.call_seconds)
 
     @property
@@ -67,8 +67,8 @@ class Sample(NamedTuple):
         """The factor by which late launches may lengthen the calls; about 1 if there are none.
 
         It is the mean of the calls divided by the fast ones, which were launched in time: if 20 of
-        32 calls take 20 us instead of 5, the mean is 14.4 us, and the lateness 2.9. If the GPU was
-        idle when the last call came, perhaps no call was in time, so the lateness is at least
+        32 calls take 20 us instead of 5, the mean is 14.4 us, and the lateness 2.9. If the GPU
+        waits for launches, perhaps no call was in time, so the lateness is at least
         LATENESS_OF_IDLE_GPU.
         """
         least = LATENESS_OF_IDLE_GPU if self.waits_for_launches else 1.0
@@ -133,9 +133,9 @@ class Overhead:
         """Return whether the process's median time is the longer one.
 
         It is compared with the referee's, from which the estimate of the overhead is subtracted.
-        Both are lower medians, which are times of requests. The mean of two middle values would be
-        no time of a request: with false times of 0 s in half of the requests and of 2 s in the
-        others, it would be 1 s.
+        Both are lower medians, which are times that occurred. A mean of the two middle values could
+        be forged: with false times of 0 s in half of the requests and of 2 s in the others it would
+        be 1 s, longer than most true times.
         """
         by_referee = _seconds_by_referee(samples, self.estimate)
         return median_low(_seconds_by_process(samples)) >= median_low(by_referee)

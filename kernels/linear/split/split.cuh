@@ -46,9 +46,9 @@ namespace kernels::split {
 // The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
 
-// The largest element of a row is scaled to this exponent, into [2^14, 2^15), unless its own
-// exponent then exceeds a limit. In sm90/, rows of the weight at first have an exponent from a
-// sample instead, which leaves room above it (SampleConfig, sm90/sample_weight.cuh).
+// The largest element of a row is scaled to this exponent, into [2^14, 2^15), unless the row's
+// scaling exponent then exceeds a limit. In sm90/, rows of the weight at first have an exponent
+// from a sample instead, which leaves room above it (SampleConfig, sm90/sample_weight.cuh).
 constexpr int kTopExponent = 14;
 
 // An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
@@ -66,13 +66,15 @@ constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);  // 64 fp16 nu
 //
 //   for                     the GEMM with one product      the fp16x3 GEMMs
 //   depth of a k-tile       64 of K                        32 of K
-//   largest exponent        kMaxExponentWithoutLo          163; for the weight of sm90/, 127
+//   largest exponent        kMaxExponentWithoutLo          163 (RowScale); for the weight of
+//                                                          sm90/ 127, a factor of one float
 //   a row of x that the     has the exponent kNeedsTf32    has the RowState kNonfinite
 //   split does not
 //   represent
 enum class Form { kWithoutLo, kWithLo };
 
-// Returns the form of a split whose lo is stored at `lo`, which is null if hi alone is made.
+// Returns the form of a split whose lo is stored at `lo`, which is null if hi alone is made. Not
+// for the weight of sm90/'s fp16x3 GEMM, whose hi and lo are nowhere in memory.
 __host__ __device__ constexpr Form form_of(const __half* lo) {
   return lo != nullptr ? Form::kWithLo : Form::kWithoutLo;
 }
@@ -90,7 +92,7 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // The state of a row of x or of the weight in the fp16x3 GEMMs. The final state tells which kernel
 // computes the row's results:
 //
-//   kExact        the GEMM (in sm90/ its first launch)
+//   kExact        the GEMM (in sm90/ its first launch), as hi and lo represent the row
 //   kOverflowed   the second launch of the GEMM of sm90/
 //   kNonfinite    nonfinite_kernel (nonfinite.cuh)
 //
@@ -108,19 +110,19 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //   second launch                kExact    kOverflowed, with the    kNonfinite
 //                                          exponent 7 for 200
 //
-// The first launch marks a row if a sum of it is infinite or NaN. This happens exactly if hi of an
-// element is infinite or NaN: rows of x are finite or zeros, and no sum of finite fp16 products
-// overflows float32.
+// The first launch marks a row of the weight if one of its sums is infinite or NaN. This happens
+// exactly if hi of an element is infinite or NaN: rows of x are finite or zeros, and no sum of
+// finite fp16 products overflows float32.
 //
 // The second launch ends at once if no row is kOverflowed, which is usual. Otherwise it gives these
-// rows their final state, and computes all tiles again that have a row that is not kExact.
+// rows their final state, and computes all tiles again with a row of the weight that is not kExact.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format
 
 // A float32 operand in memory, x or the weight: `source` is [rows, k]. The GEMM with one product
-// also takes a transposed weight: `source` is then [k, rows], and row i of `source` has the
-// weight's elements at i along K.
+// also takes a transposed weight: `source` is then [k, rows], and its row i has element i of each
+// row of the weight.
 struct Float32Matrix {
   const float* source;
   int64_t rows;        // M or N, also if the weight is transposed
@@ -155,7 +157,7 @@ struct ScaledMatrix : Float32Matrix {
   __half* lo;  // null where hi is null, and where hi alone is made
 
   // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the GEMMs of
-  // sm90/ scale the weight by it. Where hi alone is made, it may be kNeedsTf32.
+  // sm90/ scale the weight by it.
   int* exponent;
   int* row_state;  // [rows] of RowState; only for the fp16x3 GEMMs
   bool is_k_tiled;
@@ -169,7 +171,6 @@ struct ScaledMatrix : Float32Matrix {
 // The exponent that marks a row of x for which hi alone is not accurate enough. Such a row holds
 // infinity or NaN, or needs an exponent above kMaxExponentWithoutLo, or has many subnormals
 // (subnormals.cuh). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
-// All other exponents of rows with hi alone are at most kMaxExponentWithoutLo.
 constexpr int kNeedsTf32 = 127;
 constexpr int kMaxExponentWithoutLo = 126;
 

@@ -78,7 +78,7 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
 template <int kCount>
 __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first_element,
                             int64_t stride, int64_t k) {
-  const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;
+  const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;  // of this one row
   // An aligned row: four elements at a time, or zeros past k. The conditions are predicates of the
   // loads, not branches between them, so all loads are issued at once. If the row is not aligned,
   // nothing is loaded here.
@@ -239,7 +239,7 @@ load_and_find_largest(const RowOfThread& row, float (&kept)[SplitConfig::kKeptOc
 }
 
 // Step 3 of split_row: scales, splits and stores the thread's octets. With hi alone, also counts
-// their subnormals.
+// the elements that are not zero, and how many of them are subnormal in hi (subnormals.cuh).
 __device__ __forceinline__ SubnormalCounter
 split_and_store(const RowOfThread& row, const RowScale& scale,
                 const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {

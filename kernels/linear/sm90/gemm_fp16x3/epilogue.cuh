@@ -52,7 +52,8 @@ __device__ inline void store_partial_sums(const Fp16x3Arguments& args, int rows,
     if (FragmentConfig::kRowBlockRows * j == rows) break;
     args.partials.sums[cluster][rank][j][threadIdx.x] = row_block_of(sums, j);
   }
-  // After this, lane 0's release covers the stores of all lanes.
+  // After this, lane 0's release covers the stores of all lanes. The flag becomes 1: the host
+  // clears all flags before each chunk, and the second launch has flags of its own.
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     ptx::add_release(&args.partials.are_stored[cluster][rank][threadIdx.x / 32], 1);
@@ -351,9 +352,9 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
   columns.mark_overflows(args, n);
 }
 
-// The sums of four neighbouring columns of a row: the thread's own two, and two from another lane
-// (exchange_columns, below). The own ones are the last two if the row is the second one of the two
-// that the lanes have exchanged.
+// The sums of four neighbouring columns of a row: the thread's own two, and two from another lane.
+// exchange_columns, below, makes them. The lane that gets the second row has columns 2 and 3 of its
+// own; the other lane has columns 0 and 1.
 struct FourSums {
   float own[2];
   float received[2];
@@ -405,8 +406,9 @@ __device__ __forceinline__ void run_general_epilogue(
   for (int subtile = 0; subtile < Fp16x3Config::kSubtiles; ++subtile) {
     const int first_m_in_tile = subtile * Fp16x3Config::kSubtileRows;
     if (inputs.first_m + first_m_in_tile >= inputs.end_m) break;
-    copy_any_subtile<0, Fp16x3Config::kSubtiles, Fp16x3Config::kSubtileRowBlocks,
-                     BlockConfig::kWarpgroupThreads>(slot, sums, subtile);
+    copy_any_subtile</*kFirst=*/0, /*kEnd=*/Fp16x3Config::kSubtiles,
+                     Fp16x3Config::kSubtileRowBlocks, BlockConfig::kWarpgroupThreads>(slot, sums,
+                                                                                      subtile);
 #pragma unroll
     for (int j = 0; j < Fp16x3Config::kSubtileRowBlocks; ++j) {
       const FourSums four_sums =

@@ -8,8 +8,10 @@
 //   out     float32, after bias, ReLU and division (epilogue.cuh)
 //
 // launch.cuh launches this kernel twice for each chunk of a product. The second launch computes
-// again the tiles with a row of the weight that has overflowed fp16 (RowState, split/split.cuh).
-// Usually there is none, and it returns at once. docs/SPLIT-PROOF.md proves the error bound.
+// again the tiles with a row of the weight that has overflowed fp16 (for_each_work_tile in
+// arguments.cuh leaves out the others). Usually there is none, and it returns at once. A later
+// kernel computes the results of rows with infinity or NaN. RowState (split/split.cuh) has the
+// rules for both. docs/SPLIT-PROOF.md proves the error bound.
 //
 // In the kernel's code, a variable m is the number of a row of x, which is also a row of out. A
 // variable n is the number of a row of the weight, which is also a column of out. (In host code and
@@ -55,6 +57,7 @@
 //
 //   in this folder
 //     launch.cuh             the launches of the kernel, and their workspace
+//     ../../tile_order.cuh   the numbers of tiles
 //     choose_tiles.h         the host's choice of how many rows a tile has
 //     plan_schedule.h        the host's plan: which tiles clusters share, and where they are cut
 //     stream_k.cuh           the order of the work tiles
@@ -168,8 +171,11 @@ __device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
   const float largest = largest_of_row(elements, args.k, /*stride=*/1);
   if (threadIdx.x % 32 != 0) return;
   const bool is_finite = largest < INFINITY;
-  const int needed = split::kTopExponent - ilogbf(largest);
-  args.weight.exponent[n] = is_finite ? min(needed, SampleConfig::kMaxExponentWithLo) : 0;
+  int exponent = 0;
+  if (is_finite) {
+    exponent = min(split::kTopExponent - ilogbf(largest), SampleConfig::kMaxExponentWithLo);
+  }
+  args.weight.exponent[n] = exponent;
   if (!is_finite) {
     args.weight.row_state[n] = split::kNonfinite;
     *args.has_nonfinite = 1;

@@ -4,19 +4,19 @@
 // The mainloop takes K in k-groups of four k-tiles, 128 of K. The k-tiles 0 to 3 are a k-group, and
 // 0' to 3' the next one. The words for products and steps:
 //
-//   hi 0      the hi product of k-tile 0 (asynchronous, on the tensor cores)
-//   lo 0      both lo products of k-tile 0
+//   hi 0      the hi product of k-tile 0, x_hi w_hi (asynchronous, on the tensor cores)
+//   lo 0      both lo products of k-tile 0, x_hi w_lo + x_lo w_hi
 //   c 0       conversion of k-tile 0 of the weight: scale, split (by the warpgroup's threads)
 //   * 2^-11   accumulators *= 2^-11, which gives the lo products their true size
 //   promote   sums += accumulators; the next product overwrites the accumulators
 //
 // The table has the steps of a consumer warpgroup, for a promotion interval of 128. Before a step,
-// the warpgroup waits for products, and frees the stages of k-tiles whose products have ended. The
-// products "in flight" run during the step. After it, the next products are started. A, B and C
-// name the promotion in which a product is added to the sums. (They are the lines of a picture in
-// docs/SPLIT.md, step 4, for P = 128. The text there explains the order.)
+// the warpgroup waits for products, and may free the stages of a pair of k-tiles whose products
+// have all ended. The products "in flight" run during the step. After it, the next products are
+// started. The last column names the promotion that adds these products to the sums. (A, B and C
+// are also the lines of a picture in docs/SPLIT.md, step 4, for P = 128, which explains the order.)
 //
-//   function              step        waits for      frees   in flight   then starts   of line
+//   function              step        waits for      frees   in flight   then starts   promoted in
 //
 //   start_first_k_group   c 0         -              -       -           hi 0          A
 //                         c 1         -              -       hi 0        hi 1          A
@@ -331,8 +331,7 @@ struct Fp16x3Consumer {
     __device__ StagePair next() const { return StagePair(odd.next()); }
   };
 
-  // The converted weight of such a pair, or of one k-tile of it and one of the pair before. The
-  // registers hold no more than two k-tiles.
+  // The converted weight of such a pair, or of one k-tile of it and one of the pair before.
   struct WeightPair {
     WeightFragments even;
     WeightFragments odd;
@@ -371,7 +370,8 @@ struct Fp16x3Consumer {
     ptx::wgmma_wait_group<1>();                                         // lo 1 is in flight
     convert(weight.even, second.even);                                  // c 2
     multiply_lo(rows, weight.even, second.even, /*accumulates=*/true);  // lo 2
-    // In a work tile's first k-group, lets the second warpgroup start (why: kernel.cuh).
+    // In a work tile's first k-group, lets the second warpgroup start (why: kernel.cuh). The first
+    // one cannot arrive twice before the second has started: they are at most five stages apart.
     if (k_group == 0 && is_first_warpgroup) {
       ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }

@@ -2,14 +2,13 @@
 // where. Host code; launch.cuh calls plan_schedule. stream_k.cuh explains the words (wave, line,
 // range, cut), and has the example that the comments below use.
 //
-// Two units occur:
+// Three quantities occur:
 //
-//   row times   the unit of loads (PlanConfig). The load of a work tile is its rows of x times its
-//               k-groups. (This leaves out the constant time of a k-group, which matters little, as
-//               tiles of one product have nearly the same rows.)
-//   k-groups    the unit of places in the last wave's line: of ranges, and of the cuts between them
-//
-// Only Planner::find_cut converts a load to k-groups.
+//   load    of a work tile: its rows of x times its k-groups. Clusters get equal loads.
+//   time    in row times (PlanConfig): also counts the constant time of each k-group. Loads leave
+//   it
+//           out: it matters little there, as tiles of one product have nearly the same rows.
+//   place   in the last wave's line, in k-groups: where ranges begin and end
 
 #pragma once
 
@@ -129,9 +128,9 @@ class Planner {
   // quotas end at 1056, 2112 and 3168, and the ranges after 6, 12 and 18 k-groups.
   //
   // Invariant: a range that begins inside a tile is not empty, so no cluster waits for partial sums
-  // that nobody stores. It holds because every quota is at least the load of kMinPart k-groups of
-  // the tile with the most rows. So two cuts inside one tile are at least kMinPart k-groups apart.
-  // (tests/linear/test_linear_schedule.py tests the invariant.)
+  // that nobody stores. It holds because min_range is at least kMinPart: every quota is at least
+  // the load of kMinPart k-groups of the tile with the most rows. So two cuts inside one tile are
+  // at least kMinPart k-groups apart. (tests/linear/test_linear_schedule.py tests the invariant.)
   Schedule cut() const {
     const int64_t fair_load = total_load() / clusters_;
     const int64_t min_quota = PlanConfig::min_range(k_groups_, max_rows_) * max_rows_;
@@ -196,7 +195,6 @@ struct Plan {
 };
 
 // Plans `tiles`, each of k_groups k-groups, for a GPU on which `clusters` clusters run at once.
-// Clusters behind the last one that has work are left out.
 inline Plan plan_schedule(const TilePartition& tiles, int k_groups, int clusters) {
   const Planner planner(tiles, k_groups, clusters);
   const bool is_cut = is_cutting_allowed() && planner.cutting_pays();

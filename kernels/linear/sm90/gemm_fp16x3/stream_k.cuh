@@ -36,10 +36,9 @@
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3),
 // for two reasons:
 //
-//   L2         A cluster with parts of two tiles goes from the beginning of K to its end. (Cluster
-//              1 multiplies k-groups 0 to 2, then 6 to 8.) So it is often at the same place of K as
-//              others (at first as cluster 0, at last as cluster 2), and finds in L2 what they
-//              read.
+//   L2         All clusters begin near the beginning of K and end near its end, also those with
+//              parts of two tiles: cluster 1 multiplies k-groups 0 to 2, then 6 to 8. So clusters
+//              are often at the same place of K, and find in L2 what others have read.
 //   no hang    Fact 2 below depends on this order.
 //
 // The host plans the Schedule (plan_schedule.h). The kernel gets it as an argument.

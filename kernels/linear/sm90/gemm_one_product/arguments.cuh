@@ -21,8 +21,8 @@ namespace kernels::sm90::gemm_one_product {
 struct OneProductConfig {
   // The tile of a cluster: 256 rows of x by 256 rows of the weight. wgmma's instruction m64n256
   // multiplies 64 rows of operand A by 256 rows of operand B. Operand A is the weight: each
-  // consumer warpgroup of the two blocks has 64 of the tile's rows, and each of its warps 16.
-  // Operand B is x: all warpgroups of both blocks multiply all of the tile's rows.
+  // consumer warpgroup of the two blocks has 64 rows of the weight, and each of its warps 16.
+  // Operand B is x: all warpgroups of both blocks multiply by all 256 rows of x.
   static constexpr int kTileRows = 256;
   static constexpr int kWarpWeightRows = 16;
   static constexpr int kWarpgroupWeightRows = 4 * kWarpWeightRows;
@@ -58,7 +58,8 @@ struct OneProductConfig {
 
   // Numbers of the named barriers. __syncthreads uses 0.
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
-  static constexpr int kFirstConverterBarrier =    // one for each converter warp: 3, 4 and 5
+  // One for each converter warp: 3, 4 and 5. A converter's lanes meet there (convert_whole_patch).
+  static constexpr int kFirstConverterBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 
   // Registers of a thread after setmaxnreg. The workers are the producer warp and the converter
@@ -109,7 +110,7 @@ enum class ModeKind { kHalf, kGradient, kConvert, kRedo };
 template <ModeKind kKind, typename ElementType, typename OutType>
 struct ModeOf {
   using Element = ElementType;  // the type of the operands in shared memory
-  using Out = OutType;          // the type of bias and out
+  using Out = OutType;          // the type of bias and out, and of the caller's operands
   static constexpr bool kIsHalfType = kKind == ModeKind::kHalf || kKind == ModeKind::kGradient;
   static constexpr bool kIsGradient = kKind == ModeKind::kGradient;
   static constexpr bool kConvertsWeight = kKind == ModeKind::kConvert;
@@ -145,12 +146,13 @@ using RedoMode = ModeOf<ModeKind::kRedo, ptx::Tf32, float>;
 struct WeightConversion {
   split::ScaledMatrix weight;
   unsigned* next_patch;
-  unsigned* converted_patches;  // [panels][k_tiles], each from 0 to kPatchesPerPanel
-  unsigned* row_subnormals;     // [N]
-  int k_tiles;                  // how many K has
+  // [panels][k_tiles], each from 0 to kPatchesPerPanel. A panel is 128 rows of the weight.
+  unsigned* converted_patches;
+  unsigned* row_subnormals;  // [N]
+  int k_tiles;               // how many K has
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
-  // a time: a turn (PatchOrder). Both numbers are for the first band of TileOrder, in which each
-  // tile of the weight is used for the first time.
+  // a time. Both numbers are for the first tiles of x (the first band of TileOrder): each tile of
+  // the weight is used for the first time there, and must be converted by then.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
@@ -187,7 +189,7 @@ struct OneProductArguments {
   __device__ int k_tiles() const { return (k + kKTileDepth - 1) / kKTileDepth; }
 
   // The number of tiles. With C clusters, cluster c has the tiles with the indices c, c + C,
-  // c + 2 C and so on. (In ConvertMode it leaves some of them out.)
+  // c + 2 C and so on. (In ConvertMode it leaves out those of a row of x with kNeedsTf32.)
   __device__ int tile_count() const {
     return Mode::kIsRedo ? static_cast<int>(*redo.count) : tile_order.count();
   }

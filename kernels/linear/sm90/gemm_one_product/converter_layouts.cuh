@@ -39,9 +39,10 @@ struct ConverterConfig {
   static constexpr int kPiecesPerKTile = 4;
   static constexpr int kPiecesPerPatch = kPatchKTiles * kPiecesPerKTile;
   // Pieces of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
-  // takes 1% more time (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
-  static constexpr int kRowMajorPieceRows = 8;      // a piece is 8 rows x 64 of K
-  static constexpr int kTransposedPieceDepth = 16;  // a piece is 32 rows x 16 of K
+  // takes 1% more time (docs/EXPERIMENTS.md, "Hopper's products", under "At `high` and in half
+  // types").
+  static constexpr int kRowMajorPieceRows = 8;
+  static constexpr int kTransposedPieceDepth = 16;
   static constexpr int kBuffers = 4;  // pieces of a warp in shared memory: 1 in use, 3 in flight
   // A lane copies 16 bytes at a time, so a warp copies a piece in 4 steps.
   static constexpr int kCopiesPerPiece = 4;
@@ -49,7 +50,7 @@ struct ConverterConfig {
 
   // The number of k-tiles that a conversion may run ahead of the producer of its block. Further
   // ahead, L2 might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer
-  // (docs/EXPERIMENTS.md, "Hopper's products", at `high`).
+  // (the same section of docs/EXPERIMENTS.md).
   static constexpr int kLead = 24;
 
   static_assert(kPiecesPerKTile * kRowMajorPieceRows == kPatchRows,
@@ -90,9 +91,9 @@ using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 
 // ----- which elements a lane loads and converts
 //
-// A lane loads four times four floats of each piece. Then it converts two octets of the piece, most
-// of whose floats other lanes have loaded. The structs RowMajor and Transposed compute which ones.
-// Callers use the same members of both, which comments in RowMajor explain.
+// Most floats of the octets that a lane converts were loaded by other lanes. The structs RowMajor
+// and Transposed compute which ones. Callers use the same members of both, which comments in
+// RowMajor explain.
 
 // From where a lane loads a patch.
 struct LaneSource {

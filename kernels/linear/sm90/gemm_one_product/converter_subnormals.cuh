@@ -175,10 +175,10 @@ __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conve
   return has_found;
 }
 
-// Puts an infinity into the patch's part of row n if too many subnormals have been counted in the
-// row so far; k is K. No row is missed, because the patch that is the last to add its count sees
-// the whole count. Each lane calls it for a row of its own. The load is an acquire, as an ordinary
-// load might find an old count in L1.
+// Puts an infinity into row n, in `k_tile`, if too many subnormals have been counted in the row so
+// far; k is K, and k_tile is any one of the patch. No row is missed, because the patch that is the
+// last to add its count sees the whole count. Each lane calls it for a row of its own. The load is
+// an acquire, as an ordinary load might find an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t n, int k_tile) {
   const split::ScaledMatrix& weight = conversion.weight;

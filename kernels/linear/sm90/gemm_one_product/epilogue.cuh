@@ -11,7 +11,7 @@
 // kernel.cuh calls one of these for each tile:
 //
 //   in this file
-//     store_general     any divisor, exponent and alignment
+//     store_general     all calls; the only one for any divisor, exponent and alignment
 //     store_fast        float32: call_is_fast (linear/epilogue.cuh), and small exponents
 //
 //   in epilogue_half_types.cuh
@@ -56,17 +56,17 @@ namespace kernels::sm90::gemm_one_product {
 // the smaller one first:
 //
 //   overflow    A multiplication overflows only if the result does.
-//   underflow   If the first result is subnormal, it is rounded, by at most 2^-150. The first
-//               factor is 2^-126 or more (kMaxExponentWithoutLo). So this is as if the accumulator
-//               were off by at most 2^-24. That does not matter, because the rounding of x to fp16
-//               moves the accumulator more: the largest scaled x is 2^14 or more, so its rounding
-//               error can be 2^3. Times the smallest fp16 weight, 2^-24, this is an error of 2^-21.
+//   underflow   If the product with the smaller factor is subnormal, it is rounded, by at most
+//               2^-150. This factor is 2^-126 or more (kMaxExponentWithoutLo). So the rounding
+//               counts as an error of the accumulator of at most 2^-150 / 2^-126 = 2^-24. The
+//               accumulator has a larger error already, from the rounding of x to fp16: the
+//               largest scaled x is 2^14 or more, so its error can be 2^3, and the smallest fp16
+//               weight is 2^-24, which makes 2^-21.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
 
-// The general epilogue: any divisor, exponents and alignment, one subtile at a time. All threads of
-// the warpgroup call it.
+// The general epilogue, one subtile at a time. All threads of the warpgroup call it.
 template <typename T>
 __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                               const float (&accumulators)[OneProductConfig::kAccumulators],
@@ -77,8 +77,9 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
   const StagedAccumulatorsReader reader(memory.staging.accumulators);
 #pragma unroll 1
   for (int subtile = 0; subtile < kSubtiles; ++subtile) {
-    copy_any_subtile<0, kSubtiles, kSubtileRowBlocks, OneProductConfig::kRowBlockPitch>(
-        staging_slot(memory.staging.accumulators), accumulators, subtile);
+    copy_any_subtile</*kFirst=*/0, /*kEnd=*/kSubtiles, kSubtileRowBlocks,
+                     OneProductConfig::kRowBlockPitch>(staging_slot(memory.staging.accumulators),
+                                                       accumulators, subtile);
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
 #pragma unroll
     for (int j = 0; j < kSubtileRowBlocks; ++j) {
@@ -97,6 +98,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
         }
         z[i] += inputs.bias[reader.column + i];
       }
+      // Lanes that differ in bit 0 have the two halves of a byte of the mask.
       store_four_results</*kLaneBit=*/1>(epilogue, m < epilogue.m, m,
                                          warpgroup_tile.first_n + reader.column, z);
     }
@@ -107,9 +109,9 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
 
 // ----- the fast epilogue of float32
 
-// Returns the rule of the fast epilogue of float32. Without a mask, N is a multiple of 4, because
-// RowCursor stores four columns of a row at once, as a vector of 16 bytes. With a mask, N is a
-// multiple of 8, so that a row has whole bytes of the mask.
+// Returns the rule of the fast epilogue of float32. Without a mask, N must be a multiple of 4,
+// because RowCursor stores four columns of a row at once, as a vector of 16 bytes. With a mask, N
+// must be a multiple of 8, so that a row has whole bytes of the mask.
 inline FastEpilogueRule fast_epilogue_rule_of_float32(const LinearArguments& call) {
   return {/*alignment=*/call.mask != nullptr ? 8 : 4};
 }
@@ -150,8 +152,9 @@ __device__ __forceinline__ uint32_t make_results_of_row(const Epilogue<float>& e
 // byte of the mask.
 template <bool kMask>
 struct RowCursor {
-  int row_elements;    // N
-  int rows_left;       // from this row to the end of out; 0 or less if none exist, or no columns
+  int row_elements;  // N
+  // Rows from this one to the end of out. 0 or less if this row or its columns do not exist.
+  int rows_left;
   bool is_first_half;  // the columns are the first four of the mask's byte
   float* out;
   uint8_t* mask = nullptr;
@@ -169,7 +172,6 @@ struct RowCursor {
   // Stores the row's results and bits of the mask. All lanes of a warp call it.
   __device__ __forceinline__ void store(const float (&results)[4], uint32_t bits) const {
     const bool exists = rows_left > 0;
-    // The store is non-temporal, to leave L2 to x and the weight.
     if (exists) {
       __stcs(reinterpret_cast<float4*>(out),
              make_float4(results[0], results[1], results[2], results[3]));
@@ -208,7 +210,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
                           warpgroup_tile.first_n + reader.column);
 #pragma unroll
   for (int subtile = 0; subtile < OneProductConfig::kSubtiles; ++subtile) {
-    // All threads must have read the previous subtile.
+    // All threads must have read the previous subtile. Those of the previous tile they have read:
+    // PrefetchedInputs::store has the same barrier.
     if (subtile > 0) ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     copy_subtile<kSubtileRowBlocks, OneProductConfig::kRowBlockPitch>(staging_slot(staging),
                                                                       accumulators, subtile);

@@ -29,7 +29,6 @@ namespace kernels::sm90::gemm_one_product {
 template <typename T>
 struct PackedGradient {
   static constexpr int kBoxes = OneProductConfig::kTileRows / OneProductConfig::kGradientBoxRows;
-  // Pairs of row blocks.
   static constexpr int kPairsPerBox =
       OneProductConfig::kGradientBoxRows / FragmentConfig::kPairRows;
   // [box][pair of row blocks][word]. A word has two neighbouring m of one n (pair_word).
@@ -56,8 +55,9 @@ struct PackedGradient {
     }
   }
 
-  // Stores the next box of a warpgroup's tile. Registers cannot be indexed at run time, so there is
-  // one copy of `store` for each box.
+  // Stores the next box of the packed tile, which must have one left. warpgroup_tile is the place
+  // of that tile, not of the one that is being multiplied. Registers cannot be indexed at run time,
+  // so there is one copy of `store` for each box.
   __device__ void store_next(const CUtensorMap& map, const WarpgroupTile& warpgroup_tile,
                              Staging<T>& staging) {
     static_assert(kBoxes == 4, "each box has a line here");

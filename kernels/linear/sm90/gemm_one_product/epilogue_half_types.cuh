@@ -136,10 +136,10 @@ struct StagedRowsReader {
   }
 };
 
-// Returns the rule of the fast epilogue of half types. Without a mask, N is a multiple of 8,
-// because StagedRowsReader stores vectors of 16 bytes. With a mask, N is a multiple of 64, because
-// store_mask_rows stores the bits of a warpgroup's 64 columns at once. The call has ReLU, because
-// make_results_of_pair always applies it as it rounds to T.
+// Returns the rule of the fast epilogue of half types. Without a mask, N must be a multiple of 8,
+// because StagedRowsReader stores vectors of 16 bytes. With a mask, N must be a multiple of 64,
+// because store_mask_rows stores the bits of a warpgroup's 64 columns at once. The call must have
+// ReLU, because make_results_of_pair always applies it as it rounds to T.
 template <typename T>
 FastEpilogueRule fast_epilogue_rule_of_half_types(const LinearArguments& call) {
   const int64_t alignment =
@@ -148,8 +148,8 @@ FastEpilogueRule fast_epilogue_rule_of_half_types(const LinearArguments& call) {
 }
 
 // The fast epilogue of half types. The caller has checked epilogue.call_is_fast, so 1 / divisor is
-// a power of two here. The bias in `inputs` is divided already (epilogue_inputs.cuh), so one fma
-// divides the product and adds the bias.
+// a power of two here. For such calls PrefetchedInputs::store has divided the bias in `inputs`, so
+// one fma divides the product and adds the bias.
 template <bool kMask, typename T>
 __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[OneProductConfig::kAccumulators],

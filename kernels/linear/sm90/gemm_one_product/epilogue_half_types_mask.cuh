@@ -60,8 +60,9 @@ struct PairMaskBits {
 };
 
 // Combines the mask bits of a warp (see the picture at the top). Returns the complete words of two
-// rows of a row block: row 2 c in bits 0 - 15, row 2 c + 1 in bits 16 - 31. keeps_second is g >= 4:
-// such a lane gets the pair's second row block, the others the first. All lanes call it.
+// rows of a row block: row 2 c in bits 0 - 15, row 2 c + 1 in bits 16 - 31. A lane with
+// keeps_second (g >= 4; the caller computes it once for all pairs) gets the pair's second row
+// block, the others the first. All lanes call it.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool keeps_second, int g) {
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
@@ -75,8 +76,7 @@ __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_
 }
 
 // Stores the two words of combine_mask_words to the mask in shared memory. The pair of row blocks
-// begins at row first_row of StagedRows. Four lanes with the same c have the same two words. Two of
-// these lanes store a word each:
+// begins at row first_row of StagedRows. Four lanes with the same c have the same two words:
 //
 //   g              0        1        2            3        4        5        6            7
 //   row block      0                 0                     1                 1

@@ -11,7 +11,7 @@
 // launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh):
 //
 //   HalfMode       half types, with the epilogue
-//   GradientMode   half types, the product alone, with out [N, M] (a table in launch.cuh)
+//   GradientMode   half types, the product alone, with out [N, M] (operands: see launch.cuh)
 //   ConvertMode    float32, rounded to fp16, which has TF32's precision but a smaller range
 //   RedoMode       float32, rounded to TF32: computes the tiles that do not fit into fp16
 //
@@ -119,7 +119,8 @@ namespace kernels::sm90::gemm_one_product {
 // Lists a tile to be computed again if the accumulators of this warp are not finite. x is finite
 // here, and finite fp16 operands have finite sums. So an accumulator is infinite or NaN only if the
 // row of the weight holds infinity or NaN, and then all accumulators of that row are. The thread
-// has two rows of the weight, and tests one accumulator of each: x and z of its first row block.
+// has two rows of the weight, and tests one accumulator of each: in its first row block of x
+// (fragment.cuh), x is of the one and z of the other.
 template <typename Mode>
 __device__ __forceinline__ void list_if_not_finite(
     const OneProductArguments<Mode>& args, int index,

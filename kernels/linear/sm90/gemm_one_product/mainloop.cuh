@@ -69,7 +69,7 @@ struct OperandMaps {
 // The rows of the operands, and their k-tile, that this block loads to a stage.
 struct LoadSource {
   int first_m;  // the first row of this block's half of the tile's rows of x
-  int first_n;  // the first row of its panel of the weight
+  int first_n;  // the first row of its panel of the weight: its 128 rows of the tile's 256
   int k_tile;
 };
 
@@ -147,16 +147,16 @@ struct ConversionProgress {
     converted_k_tiles = k_tile + wait_converted(conversion, panel, k_tile);
   }
 
-  // Ends a tile, also one that is left out. (In other modes, nothing reads the counts.)
+  // Ends a tile. (In other modes, nothing reads the counts.)
   __device__ void end_tile(int k_tiles) {
     k_tiles_before += k_tiles;
     converted_k_tiles = 0;
   }
 
-  // Converters stay at most kLead k-tiles ahead of their block's producer (converter.cuh). Lets
-  // them no longer wait for this producer, which has loaded its last k-tile: other blocks may still
-  // need parts of the weight that they have taken. The latest k-tile becomes the largest number to
-  // which kLead can be added without overflow.
+  // Frees this block's converters from waiting for their producer, which has loaded its last
+  // k-tile. (They stay at most kLead k-tiles ahead of it, converter.cuh.) The converters have taken
+  // parts of the weight that other blocks may still need. The latest k-tile becomes the largest
+  // number to which kLead can be added without overflow.
   __device__ void finish() const { set_latest(INT_MAX - ConverterConfig::kLead); }
 
   __device__ void set_latest(int k_tile) const {
@@ -239,9 +239,9 @@ __device__ __forceinline__ void multiply_k_tile(
   ptx::wgmma_commit_group();
 }
 
-// Multiplies a k-tile in layouts that are known at run time. Only half types have transposed
-// operands here: of a float32 weight, transposed or not, the converters make a fp16 weight that is
-// not transposed.
+// Multiplies a k-tile in layouts that are known at run time. Operand A is the weight, and B is x.
+// Only half types have transposed operands here. From a transposed float32 weight, ConvertMode has
+// made an fp16 weight that is not transposed, and for RedoMode it was copied to [N, K].
 template <typename Mode>
 __device__ __forceinline__ void multiply_k_tile(
     const OneProductArguments<Mode>& args, float (&accumulators)[OneProductConfig::kAccumulators],
