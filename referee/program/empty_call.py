@@ -8,7 +8,7 @@ times, in microseconds:
     overhead    the time of the same request by the referee's clock, minus that of the call
 
 Each request has one call. A grading measures the same for its own requests, which may have up to 32
-calls; "The overhead" in PROTECTION.md says how. On a GPU:
+calls; "Two clocks" in PROTECTION.md says how. On a GPU:
 
     python -m referee.program.empty_call cuda
 """

@@ -30,7 +30,7 @@ class EarlyElements:
     """Elements of results that are read after the reply and before the clock stops.
 
     They are chosen when the reply has arrived, and must be the same when the whole results are
-    read: see PROTECTION.md, "Why is a lazy result no gain?".
+    read: see PROTECTION.md, "Elements that are read early".
 
     Where a process copies its results, the elements are those of the copies, which are in the
     referee's memory. The process runs the copies, so it may queue them as well.
