@@ -35,7 +35,7 @@ class EagerProcess(Contestant):
 
     Args:
         server: forks the process.
-        pool: the shared memory.
+        pool: the shared memory of its first problem.
         device: where the process computes.
 
     Attributes:
@@ -99,7 +99,7 @@ class EagerProcess(Contestant):
         except NotCorrectError:
             return False
         self.state.close()
-        self._close_all = self.close  # no reference to the problem stays, which holds its memory
+        self._close_all = self.close  # the old one refers to the problem, and so holds its memory
         return True
 
     def ask(
@@ -256,7 +256,10 @@ class EagerProcesses:
             process.ask("set_precision", setting=self._problem.precision)
 
     def warm_compiler(self) -> None:
-        """Have the first process import torch.compile's compiler; its next request waits."""
+        """Have the first process import torch.compile's compiler, while this process goes on.
+
+        The next request waits until it has.
+        """
         if self.members:
             self.members[0].begin("warm_compiler")
 
@@ -285,7 +288,7 @@ class EagerProcesses:
         self._prepared = needed
 
     def keep_yardsticks(self, yardsticks: tuple[str, ...]) -> None:
-        """Have the first process free all yardsticks but these. It makes these if it has none yet.
+        """Have the first process free all yardsticks but these, or make these if none are set up.
 
         Args:
             yardsticks: some of those that `prepare_yardsticks` was called with.

@@ -82,10 +82,9 @@ class Engine:
         server: forks contestants.
         options: how files are graded.
         progress: is called with two texts: what is done now, and a detail, such as how far it is.
-        kept_process: see `Resources`.
+        kept_process: eager's process of an earlier problem, see `EagerProcesses`.
 
-    Attributes:
-        problem: the same problem.
+    `problem` is an attribute, too.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Engine:
         self._resources = Resources(problem, server, kept_process)
 
     def prepare(self) -> None:
-        """Check the system, start eager and time it alone, before any solution has started.
+        """Check the system, and time eager alone, before any solution has started.
 
         For each precision setting, these times make a `Plan`, by which the checks time a solution.
         Later calls time nothing.
@@ -165,7 +164,7 @@ class Engine:
             self._make_checks(grading)
         except NotCorrectError as error:
             verdict.word, verdict.reason = error.word, error.reason
-        except BadReferenceError as error:  # it fails for some inputs only
+        except BadReferenceError as error:  # the reference fails for some inputs
             verdict.word, verdict.reason = ERROR, str(error)
         except torch.OutOfMemoryError as error:  # in the referee's process, not the solution's
             reason = f"no memory to grade it, while {stage.text}: {str(error).partition('. ')[0]}"

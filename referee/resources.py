@@ -21,7 +21,8 @@ class Plan(NamedTuple):
 
     Attributes:
         call_count: the number of calls of one request.
-        seconds_alone: eager's seconds of a call, for some requests before any solution had started.
+        seconds_alone: eager's mean seconds of a call, one number for each of some requests before
+            any solution had started.
     """
 
     call_count: int
@@ -83,6 +84,7 @@ class Resources:
 
         If problem and request are large, the process also gives its unused memory back to the GPU.
         """
+        # A region has all inputs of a call.
         if self.problem.gives_memory_back and self.memory.inputs[0].size > SMALL_REQUEST:
             self.free_all_unused(contestant)
         else:
@@ -90,7 +92,7 @@ class Resources:
 
     def free_all_unused(self, contestant: Contestant) -> None:
         """Have a process free its results and give all its unused memory back to the GPU."""
-        contestant.reader.forget()  # memory that this process still maps cannot be given back
+        contestant.reader.forget()  # what the referee's process still maps cannot be given back
         contestant.ask("release", empty_cache=True)
 
     def close(self) -> None:

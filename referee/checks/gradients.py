@@ -4,9 +4,10 @@ A training step has results and gradients; each of them is a `Quantity`, which r
 the solution's tensors are over several steps.
 
 In the two checks of this file, a solution is not wrong if gradients are missing or if its training
-step raises: a note says "forward only", and no training step is timed. But if such a solution runs
-a forward that autograd records, the results must be right. The later checks of training steps are
-stricter: a missing gradient is wrong there.
+step raises: a note says "forward only", and no training step is timed. So it is if only gradients
+of inputs are wrong, and the solution may rely on what `get_inputs` draws. But if such a solution
+runs a forward that autograd records, the results must be right. The later checks of training steps
+are stricter: a missing gradient is wrong there.
 """
 
 from collections.abc import Iterator
@@ -91,12 +92,13 @@ def check_gradients(grading: Grading) -> None:
     grading.findings.quantities = quantities
     if not quantities:
         _check_recorded_forward(grading)
-    elif problem.needs_float64 and problem.file.has_own_cases:  # the project's table has errors
+    # A project's table shows how far off gradients are, if they need not equal eager's.
+    elif problem.needs_float64 and problem.file.has_own_cases:
         _note_errors_of_gradients(grading)
 
 
 def _check_recorded_forward(grading: Grading) -> None:
-    """Compare the results of a forward that autograd records, if the solution has no gradients.
+    """Compare the results of a forward that autograd records, if no gradients were compared.
 
     A module can see whether autograd records it, by `torch.is_grad_enabled()`, and the other checks
     have compared only forwards that are not recorded.
@@ -148,7 +150,7 @@ def _compare_steps(grading: Grading, inputs_of_steps: Iterator[list]) -> list[Qu
         for inputs in inputs_of_steps:
             grading.reference.redraw_values()
             quantities = _compare_drawn_step(grading, inputs, quantities)
-            del inputs  # `draw_inputs` frees `grading.latest_inputs`, the other reference to them
+            del inputs  # `draw_inputs` frees the only other reference, `grading.latest_inputs`
         _judge_quantities(grading, quantities)
     except ForwardOnlyError as error:
         grading.verdict.notes.append(str(error))
@@ -197,7 +199,7 @@ def _judge_quantities(grading: Grading, quantities: list[Quantity]) -> None:
 
 
 def begin_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> None:
-    """Run the reference's step; begin the step of each quantity with its reference tensor.
+    """Run the reference's step; give each quantity the reference's tensor of this step.
 
     Raises:
         NothingToCompareError: the reference has no gradients that can be compared.
@@ -224,7 +226,7 @@ def compare_step(grading: Grading, step: StepArguments, quantities: list[Quantit
     Raises:
         BackwardRaisesError: the solution's step raises.
         ForwardOnlyError: a gradient is missing.
-        NotCorrectError: the step has changed its inputs, or returns another kind of result.
+        NotCorrectError: the step has changed its inputs, or a result or gradient is wrong.
     """
     has_changed_buffers = bool(grading.problem.changed_buffers)
     if has_changed_buffers:
@@ -310,7 +312,7 @@ def _largest_bytes(quantities: list[Quantity]) -> int:
 def _check_gradients_exist(
     descriptions: list, quantities: list[Quantity], output_count: int
 ) -> None:
-    """Check that the solution's step has all results and gradients that the reference's has.
+    """Check that the solution's step has all gradients that the reference's has.
 
     Args:
         descriptions: the reply's descriptions, one for each quantity.
@@ -325,7 +327,8 @@ def _check_gradients_exist(
         raise NotCorrectError(
             WRONG, "a recorded forward returns another kind of result than before"
         )
-    missing = [quantities[i].name for i in missing_indices(descriptions, quantities)]
+    indices = missing_indices(descriptions, quantities)
+    missing = [quantities[i].name for i in indices if quantities[i].kind is not Kind.RESULT]
     if not missing:
         return
     gradients = [quantity for quantity in quantities[output_count:] if quantity.spec]

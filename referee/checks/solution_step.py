@@ -22,7 +22,8 @@ from referee.reference.reference_step import draw_gradients
 def prepare_step(grading: Grading, inputs: list) -> StepArguments:
     """Draw gradients for the reference's outputs; return the step with these inputs.
 
-    Where rounding decides if a gradient passes, they are set to zero, if the problem knows where.
+    If the problem knows where rounding decides whether ReLU passes a gradient, these gradients are
+    set to zero there.
     """
     reference = grading.reference
     outputs = reference.eager_results(inputs)

@@ -41,7 +41,8 @@ from referee.times.two_clocks import Sample
 from referee.verdict import NotCorrectError
 from referee.verdict_words import WRONG
 
-# The driver clears the memory that large checks have given back. That would slow the next calls.
+# The driver clears the memory that the checks of a large problem have given back. Calls are slower
+# meanwhile.
 SECONDS_TO_SETTLE = 1.0
 
 
@@ -123,7 +124,7 @@ class _ForwardRunner:
         call_count: the number of calls of a request.
 
     Attributes:
-        samples: the samples of the timed rounds so far.
+        samples: the samples of the timed rounds so far, and of all empty requests.
     """
 
     def __init__(self, grading: Grading, timed_calls: list[TimedCall], call_count: int) -> None:
@@ -166,7 +167,7 @@ class _ForwardRunner:
 
 
 def _free_results(contestant: Contestant) -> None:
-    """Have a contestant free the results of its request; it keeps unused memory for later ones."""
+    """Have a contestant free its results. It keeps the memory, which its next calls need."""
     contestant.ask("release")
 
 

@@ -77,7 +77,7 @@ def _time_if_possible(grading: Grading) -> str:
         return "the training step is not timed: shapes of its results depend on the inputs' values"
     except (NoRoomError, torch.OutOfMemoryError, EagerOutOfMemoryError):
         return "no memory for the training step"
-    except RaisedError as error:  # the solution's: if eager fails, that is a NotCorrectError
+    except RaisedError as error:  # the solution's: what eager raises is never a RaisedError
         if not error.is_lack_of_memory:
             raise
         return OUT_OF_MEMORY
@@ -121,7 +121,7 @@ class _StepRunner:
         step_count: the number of training steps of a request.
 
     Attributes:
-        samples: the samples of the timed rounds so far.
+        samples: the samples of the timed rounds so far, and of all empty requests.
         quantities: results and gradients of a step; they take in how far off the solution's are.
     """
 
@@ -202,7 +202,7 @@ class _StepRunner:
         drawn: DrawnStep,
         early_elements: EarlyElements,
     ) -> None:
-        """Compare all results and gradients of one step, which `quantities` record.
+        """Compare all results and gradients of one step; `quantities` record how far off they are.
 
         Args:
             call_index: the index of the step in the request.

@@ -25,8 +25,8 @@ FORWARDS_AFTER_OWN_CASES = 2  # with has_own_cases: small cases were compared be
 # This many results are held while later calls run, to see whether a call overwrites one of them.
 # So a module that returns up to this number of buffers in turn is found.
 MAX_HELD_RESULTS = 4
-# Bytes that all held results may take, and all their inputs, which the referee holds. Fewer results
-# are held if they are large, and none if a single one takes more.
+# Bytes that all held results may take in the solution's process, and their inputs in the referee's.
+# Fewer results are held if they are large, and none if a single one takes more.
 MAX_HELD_BYTES = {"cpu": 1 << 30, "cuda": 1 << 33}
 # Held results take at most this part of the free memory. A result that takes more is held alone.
 SHARE_FOR_HELD = 1 / 8
@@ -74,7 +74,7 @@ def check_values(grading: Grading) -> None:
     compared = _compare_forwards(grading)
     _check_accuracy(grading, compared)
     reference_errors = grading.findings.result_specs[0].reference_errors
-    has_errors = reference_errors.largest != 0  # ReLU has none
+    has_errors = reference_errors.largest != 0  # ReLU rounds nothing
     if grading.problem.file.has_own_cases and has_errors:
         grading.verdict.note_errors(
             _label(grading),
@@ -107,7 +107,7 @@ def _compare_forwards(grading: Grading) -> ComparedForwards:
 
 
 def _construct_or_redraw(grading: Grading) -> None:
-    """Construct the module; if it was constructed for the setting before, give it new values."""
+    """Construct the module, or give it new values if an earlier setting has constructed it."""
     if grading.reference.has_timed_arguments:
         grading.reference.redraw_values()
     else:
@@ -139,7 +139,7 @@ def _label(grading: Grading) -> str:
 def _forward_name(grading: Grading, index: int) -> str:
     """Return the name of a forward for messages; the first has index 0.
 
-    Under a later precision setting, "as constructed" means only the module.
+    Under a later precision setting, the module is "as constructed" but for its values.
     """
     if index == 0:
         name = "as constructed"
@@ -161,6 +161,7 @@ def _check_accuracy(grading: Grading, compared: ComparedForwards) -> None:
     required = problem.required_accuracy()
     if required and reached != required:
         precision = required.partition("-")[0]  # "float32" of "float32-grade"
+        # `Problem.accuracy` returns no better class than the required one.
         reason = f"lower precision than {precision}: {reached}, relative error {relative_error:.2g}"
         raise NotCorrectError(WRONG, reason)
 
@@ -214,7 +215,7 @@ def count_of_held(device: torch.device, held_bytes: int, bytes_of_call: int) -> 
     Args:
         device: where they are.
         held_bytes: the bytes of one call's results.
-        bytes_of_call: the bytes of one call that must fit into the room.
+        bytes_of_call: the bytes of one call's inputs or results, whichever take more.
     """
     largest = MAX_HELD_BYTES[device.type]
     if held_bytes > largest:

@@ -7,7 +7,7 @@
     warm_compiler                                    makes a first program with torch.compile
     prepare_yardsticks, keep_yardsticks              make yardsticks; free those of no more use
     map_pages                                        maps new pages of the shared memory
-    copy_results                                     copies kept results once more
+    copy_results                                     copies kept results
     describe_buffers                                 tells where buffers are
     release, reset                                   free results; forget the module
 
@@ -59,7 +59,7 @@ class RequestHandler:
         self._results = KeptResults(mapping, device)
         set_malloc_threshold()
         self._timer = CallTimer(device)
-        self._random = random.Random()  # torch's and Python's generators are the solution's
+        self._random = random.Random()  # the solution may seed torch's and Python's generators
         ready_result = torch.zeros(1, device=device)
         self._empty_call = lambda *inputs: ready_result
         self._yardsticks: dict[str, Callable] = {}
@@ -94,8 +94,8 @@ class RequestHandler:
         Args:
             call_name: the call's name: MODULE, NOTHING or a yardstick, see `referee.call_names`.
             inputs: the location of each call's arguments.
-            outputs: a location for each call, to which its results are copied; None if the referee
-                can read results where they are.
+            outputs: a location for each call, to which its results are copied; None if they need
+                not be copied.
         """
         arguments_of_calls = [self._mapping.tensors(location) for location in inputs]
         self._timer.wake_threads()
@@ -223,8 +223,8 @@ class RequestHandler:
     def _reply_to_check(self, returned: list, outputs: list[dict] | None) -> dict:
         """Keep what a check's one call has returned; return the reply.
 
-        Some elements are read before `finish`, which waits for all streams: a result that another
-        stream still computes is then found.
+        Some elements are read before `finish`, which waits for all streams. So the referee can see
+        if another stream has still computed them.
         """
         elements = read_at_once(returned[0], self._device, self._random)
         self._timer.finish()
@@ -265,7 +265,7 @@ class RequestHandler:
     def reset(self) -> None:
         """Forget the module and all that belongs to it so that another can be constructed.
 
-        On a GPU no memory of the referee's stays open.
+        On a GPU it also closes its handles of the referee's memory.
         """
         self._held.forget()
         self._yardsticks = {}

@@ -1,4 +1,6 @@
-"""The four rules by which a gradient is wrong: functions of the steps so far.
+"""The four rules by which a gradient is wrong: functions of its steps.
+
+The first one may be asked after each step. The others need all steps.
 
 "Gradients of timed steps" in INTERNALS.md compares the rules in a table. They allow for ReLU: where
 a sum is near zero, rounding decides whether ReLU passes a gradient.
@@ -17,7 +19,7 @@ from referee.comparison.result_spec import ResultSpec
 MAX_RELATIVE_ERROR = 0.25
 # Far off in most steps: ReLU near zero changes the reference's own gradient, too, and the error of
 # that gradient tells how large such changes are. A step is far off if its relative error is more
-# than MAX_TIMES_OWN_ERROR times as large. A relative error up to MIN_FAR_OFF never counts as far
+# than MAX_TIMES_OWN_ERROR times that error. A relative error up to MIN_FAR_OFF never counts as far
 # off: it may be that of a lower precision.
 MAX_TIMES_OWN_ERROR = 4
 MIN_FAR_OFF = 0.02
@@ -30,8 +32,8 @@ MIN_PREDICTED_SHARE = 0.01
 MAX_CHANCE = 1e-6
 MAX_SHARE_BY_ROUNDING = 0.02
 # Inaccurate in many steps: a step's typical error is too large if it is beyond the budget's limit,
-# and more than MAX_TIMES_OTHER_ROUNDINGS times what other roundings make (quantity.py computes
-# both). The share of such steps may be at most MAX_INACCURATE_SHARE.
+# and more than MAX_TIMES_OTHER_ROUNDINGS times the one that other roundings make
+# (`GradientQuantity.judge_timed`). The share of such steps may be at most MAX_INACCURATE_SHARE.
 MAX_TIMES_OTHER_ROUNDINGS = 2
 MAX_INACCURATE_SHARE = 0.25
 

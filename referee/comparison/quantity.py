@@ -168,8 +168,8 @@ class GradientQuantity(Quantity):
     def judge_strictly(self, got: torch.Tensor) -> None:
         """Judge the solution's gradient of an untimed step in which a mistake decides.
 
-        It does if the outputs' gradients are zero wherever a sum is near zero, because the problem
-        knows these places; and for a gradient that must equal eager's.
+        A mistake decides for a gradient that must equal eager's. It also decides if the outputs'
+        gradients are zero wherever a sum is near zero: the problem knows these places.
         """
         self._decide(self._find_mistake_of(self._compare(got)))
 

@@ -96,7 +96,7 @@ class ResultSpec:
         eager: torch.Tensor,
         rounded_otherwise: RoundedOtherwise | None = None,
     ) -> Difference:
-        """Compare a result in floats with eager's.
+        """Compare a result of a floating-point dtype with eager's.
 
         The arguments are those of `find_mistake`.
         """
@@ -128,12 +128,12 @@ class ResultSpec:
 
     def _growth(self, eager: torch.Tensor) -> Growth:
         """Return how much larger eager's flat result is than in the budget draw."""
-        budget_draw = self.reference_errors  # also has the magnitudes of the expected values
-        if not budget_draw.root_mean_square:
+        in_budget_draw = self.reference_errors  # has the magnitudes of the expected values, too
+        if not in_budget_draw.root_mean_square:
             return NO_GROWTH
         mean_magnitude, root_mean_square = mean_and_root_mean_square(eager)
-        of_elements = max(1.0, root_mean_square / budget_draw.root_mean_square)
-        of_mean = max(of_elements, mean_magnitude / budget_draw.mean_magnitude)
+        of_elements = max(1.0, root_mean_square / in_budget_draw.root_mean_square)
+        of_mean = max(of_elements, mean_magnitude / in_budget_draw.mean_magnitude)
         return Growth(of_elements, of_mean)
 
     def _is_clearly_right(self, got: torch.Tensor, eager: torch.Tensor) -> bool:

@@ -181,8 +181,9 @@ def copy_scattered(pid: int, remote: list[_IoVector], target: int) -> None:
         array = (_IoVector * len(vectors))(*vectors)
         local = _IoVector(target, size)
         copied = libc.process_vm_readv(pid, ctypes.byref(local), 1, array, len(vectors), 0)
-        if copied != size:
-            raise UnreadableError(error_of_last_call().strerror)
+        if copied != size:  # after a part, no error is set
+            reason = error_of_last_call().strerror if copied < 0 else "Bad address"
+            raise UnreadableError(reason)
         target += size
 
 
@@ -327,7 +328,7 @@ class Reader:
         ]
         sizes = {key: places.size for key, places in places_of.items()}
         values = torch.empty(sum(sizes.values()), dtype=torch.uint8)
-        if _are_present(self._pid, remote):  # then no page has to come, and no thread takes time
+        if _are_present(self._pid, remote):  # no page can be waited for, so no thread is needed
             copy_scattered(self._pid, remote, values.data_ptr())
         else:
             self._within_limit(lambda: copy_scattered(self._pid, remote, values.data_ptr()))
@@ -360,9 +361,11 @@ class Reader:
         size = layout.span
         if self._buffer.numel() < size:
             self._make_buffer(size, layout.numel * layout.dtype.itemsize)
-        target = self._buffer.data_ptr()
-        self._within_limit(lambda: copy_memory(self._pid, layout.address, size, target))
-        return self._buffer[:size]
+        # The copy keeps this buffer alive. It may still write after the time limit, and after
+        # `self._buffer` was freed.
+        buffer = self._buffer
+        self._within_limit(lambda: copy_memory(self._pid, layout.address, size, buffer.data_ptr()))
+        return buffer[:size]
 
     def _within_limit(self, copy: Callable[[], None]) -> None:
         """Copy memory of the process; raise UnreadableError if it takes MAX_READ_SECONDS."""

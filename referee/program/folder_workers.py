@@ -46,6 +46,10 @@ def grade_tasks(
             connection, process = _start_worker(device, options)
             workers[connection] = process
         yield from _collect(list(workers), FileQueue(tasks), progress)
+    except BaseException:  # Ctrl-C, or the caller takes no more records
+        for process in workers.values():
+            process.terminate()  # raises KeyboardInterrupt in the worker, see `_run_worker`
+        raise
     finally:
         _end_workers(workers)
 
@@ -63,9 +67,8 @@ def _start_worker(device: torch.device, options: Options) -> tuple[Connection, B
 
 def _end_workers(workers: dict[Connection, BaseProcess]) -> None:
     """End all workers, after they have had some time to end the processes that they started."""
-    for connection, process in workers.items():
-        connection.close()
-        process.terminate()  # raises KeyboardInterrupt in the worker, see `_run_worker`
+    for connection in workers:
+        connection.close()  # an idle worker then ends itself
     for process in workers.values():
         process.join(timeout=SECONDS_TO_END)
         process.kill()
@@ -76,7 +79,8 @@ def _collect(
 ) -> Iterator[dict]:
     """Send tasks to workers, each with one solution; yield their records as they come.
 
-    A solution whose worker ends has no record. It is not graded by another worker.
+    A solution whose worker ends has no record. It is not graded by another worker. If all workers
+    end, the solutions that nobody has taken have none, either.
 
     Args:
         workers: the connections to all workers.
@@ -120,9 +124,9 @@ def _run_worker(connection: Connection, device_name: str, options: Options) -> N
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # EOFError and BrokenPipeError mean that the command has closed the connection, or has ended.
+    # The other three mean that the command has closed the connection, or has ended.
     with (
-        suppress(KeyboardInterrupt, EOFError, BrokenPipeError),
+        suppress(KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError),
         referee_at_work(separate_builds=True) as server,
     ):
         task = connection.recv()
@@ -142,7 +146,7 @@ class _OpenProblem:
     """A problem whose solutions are graded one after the other.
 
     Args:
-        task: the problem; its solutions are ignored.
+        task: the problem; `grade` gets the solutions.
         server: forks contestants.
         device: where solutions compute.
         options: how files are graded.

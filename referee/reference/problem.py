@@ -75,7 +75,7 @@ class Problem:
         nesting, operators, terms, sharing_results, sharing_pairs, changed_buffers: see
             `first_forward.FirstForward`. If `file.has_own_cases`, no buffers are compared.
         float64_obstacle: why results are compared only with eager's, in words; None if results are
-            compared with float64's, or a subclass says with which (`file.has_own_cases`).
+            compared with float64's, or if `file.has_own_cases`: a subclass then decides.
 
     `name`, `file` and `device` are attributes, too. A subclass may replace the class's attributes.
 
@@ -87,17 +87,18 @@ class Problem:
     names = ReportNames(solution="ModelNew", eager="eager")
     # The kind of speed that limits the problem.
     limiting_rate = LimitingRate(unit="GB/s", work_unit="moved_bytes", yardstick=COPY)
-    # The names of the calls that are timed beside eager, by the device's type. A quick check leaves
-    # out the slow ones, which take seconds to prepare.
+    # The names of the calls that are timed beside eager, by the device's type, and which of them
+    # take seconds to prepare. A quick check leaves these out.
     yardsticks = {"cpu": (COPY,), "cuda": (COPY,)}  # noqa: RUF012 - never changed
     slow_yardsticks: tuple[str, ...] = ()
     # The path of a file with the problem's own yardsticks, or None.
     yardstick_file = None
-    # The precision settings of float32 products under which solutions are graded. A sweep measures
+    # The precision settings of float32 products under which solutions are graded; "" is torch's
+    # default, "highest". A sweep measures
     # only `some_settings`, unless that is empty.
     settings: tuple[str, ...] = ("",)
     some_settings: tuple[str, ...] = ()
-    # True if gradients are compared with float64's; False if they must have eager's bits.
+    # True if gradients are compared with float64's; False if gradients must have eager's bits.
     needs_float64 = True
 
     def __init__(self, name: str, file: ReferenceFile, device: torch.device) -> None:
@@ -238,7 +239,8 @@ class Problem:
     def backward_inputs(self) -> list[list[list]]:
         """Return groups of small inputs for which gradients are compared, besides the timed size.
 
-        All inputs of a group have one form. Each gives a training step, and the steps of a group
+        Each element of a group has the arguments of one forward, and gives a training step. All of
+        a group have one form, and the steps of a group
         are judged together: `comparison.quantity` says when they show that a gradient is wrong. If
         `where_gradients_pass` returns a mask, a mistake in a single step decides.
         """

@@ -5,6 +5,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,20 @@ def test_a_page_that_never_comes_is_waited_for_once(monkeypatch):
             reader.read_whole(description)
         assert reader.read_elements({"x": SomeElements(description, [0])}) == {}
         assert least_seconds <= time.monotonic() - start <= most_seconds
+    release.set()
+    reader.close()
+
+
+def test_a_copy_that_is_late_writes_to_no_freed_memory(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(reading, "copy_memory", lambda *_: release.wait())
+    monkeypatch.setattr(reading, "MAX_READ_SECONDS", 0.1)
+    reader = Reader(os.getpid(), CPU, Pool(CPU))
+    with pytest.raises(UnreadableError, match="does not come"):
+        reader.read_whole(describe(torch.rand(3)))
+    buffer = weakref.ref(reader._buffer)
+    reader.forget()
+    assert buffer() is not None
     release.set()
     reader.close()
 

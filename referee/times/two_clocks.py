@@ -2,7 +2,7 @@
 
 A process can falsify its own clock. The referee's clock includes the overhead of a request, so an
 estimate of the overhead is subtracted from its time. The larger one of the two times counts. "Two
-clocks" in PROTECTION.md has an example and the two exceptions.
+clocks" in PROTECTION.md has an example and the exceptions, a false clock and late replies.
 """
 
 import math
@@ -17,7 +17,7 @@ MIN_SECONDS = 1e-9  # a clock's zero becomes this, so that ratios are finite
 # part of the calls' time still to do.
 MIN_BACKLOG = 0.1
 # If a GPU waits for the launches, times depend on the host. Processes that made the same calls on a
-# slow host differed by up to 1.8.
+# slow host differed by a factor of up to 1.8.
 LATENESS_OF_IDLE_GPU = 2.0
 
 
@@ -115,12 +115,12 @@ class Overhead:
         An example: requests have 8 calls, `estimate` is 2.0 ms, `spread` 0.4 ms, `least` 1.2 ms.
 
             the process says 0.10 ms, the request takes 10.0 ms    (10.0 - 2.0) / 8 = 1.00 ms
-            its clock is false: it says 0 ms, also 10.0 ms         (10.0 - 1.2) / 8 = 1.10 ms
+            its clock is false, it says 0 ms; also 10.0 ms         (10.0 - 1.2) / 8 = 1.10 ms
             it says 1.01 ms and is usually longer; this reply
             is 0.4 ms late, so the request takes 10.4 ms           1.01 ms; without `spread` 1.05 ms
 
-        `spread` lets a false clock hide more in single requests. But the median of the returned
-        times is at least the referee's, less the estimate.
+        `spread` lets a false clock hide more in single requests. But the lower median of the
+        returned times is at least that of the referee's times, less the estimate.
 
         Args:
             samples: the timed call's samples, one for each request.

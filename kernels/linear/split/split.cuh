@@ -46,9 +46,10 @@ namespace kernels::split {
 // The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
 
-// The largest element of a row is scaled to this exponent, into [2^14, 2^15), unless the row's
-// scaling exponent then exceeds a limit. In sm90/, rows of the weight at first have an exponent
-// from a sample instead, which leaves room above it (SampleConfig, sm90/sample_weight.cuh).
+// The largest element of a row is scaled to this exponent, into [2^14, 2^15), unless that takes a
+// larger power of two than the form allows (Form, below). In sm90/, rows of the weight at first
+// have an exponent from a sample instead, which leaves room above it (SampleConfig,
+// sm90/sample_weight.cuh).
 constexpr int kTopExponent = 14;
 
 // An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
@@ -66,8 +67,8 @@ constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);  // 64 fp16 nu
 //
 //   for                     the GEMM with one product      the fp16x3 GEMMs
 //   depth of a k-tile       64 of K                        32 of K
-//   largest exponent        kMaxExponentWithoutLo          163 (RowScale); for the weight of
-//                                                          sm90/ 127, a factor of one float
+//   largest exponent        kMaxExponentWithoutLo          163 (RowScale); 127 for the weight of
+//                                                          sm90/, whose factor is a single float
 //   a row of x that the     has the exponent kNeedsTf32    has the RowState kNonfinite
 //   split does not
 //   represent
@@ -115,7 +116,8 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // finite fp16 products overflows float32.
 //
 // The second launch ends at once if no row is kOverflowed, which is usual. Otherwise it gives these
-// rows their final state, and computes all tiles again with a row of the weight that is not kExact.
+// rows their final state, and computes every tile again that has a row of the weight that is not
+// kExact.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format

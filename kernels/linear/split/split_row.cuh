@@ -78,7 +78,7 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
 template <int kCount>
 __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first_element,
                             int64_t stride, int64_t k) {
-  const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;  // of this one row
+  const bool is_aligned = has_aligned_rows(/*first=*/row) && k % 4 == 0;
   // An aligned row: four elements at a time, or zeros past k. The conditions are predicates of the
   // loads, not branches between them, so all loads are issued at once. If the row is not aligned,
   // nothing is loaded here.
@@ -137,7 +137,7 @@ struct RowScale {
   bool can_split;
   int exponent;
   float factor;
-  float second_factor;  // 1 for most rows; 0 if the row is split as zeros
+  float second_factor;  // 1 for most rows; not 1 if the row is split as zeros
 
   // `largest_bits` are the bits of the row's largest magnitude, as a float.
   __device__ RowScale(uint32_t largest_bits, Form form) {

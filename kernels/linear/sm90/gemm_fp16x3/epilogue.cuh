@@ -176,7 +176,8 @@ static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &
                   weight_row_at_operand_row(1) == weight_row_at_operand_row(0) + 4,
               "g = 2 has the columns two further than g = 0, and g = 1 those four further");
 
-// Marks row n of the weight for the second launch (RowState): a sum of column n is not finite.
+// Marks row n of the weight for the second launch: a sum of column n is not finite. The cause is
+// not x, whose rows with infinity or NaN are split as zeros (RowState).
 __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
   if (args.is_second_launch || n >= args.epilogue.n) return;
   args.weight.row_state[n] = split::kOverflowed;
@@ -190,7 +191,7 @@ __device__ inline void mark_overflow(const Fp16x3Arguments& args, int n) {
 //   row block of the pair    0       0           1           1
 constexpr int kThreadRows = 4;  // of a pair
 static_assert(Fp16x3Config::kSubtileRows % FragmentConfig::kPairRows == 0,
-              "tiles of every height are whole pairs");
+              "tiles, which are whole subtiles, are whole pairs");
 
 // Returns the thread's row 0 of a pair: 2 * c.
 __device__ __forceinline__ int first_row_of_thread() {
@@ -353,8 +354,7 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
 }
 
 // The sums of four neighbouring columns of a row: the thread's own two, and two from another lane.
-// exchange_columns, below, makes them. The lane that gets the second row has columns 2 and 3 of its
-// own; the other lane has columns 0 and 1.
+// exchange_columns, below, makes them and has a table.
 struct FourSums {
   float own[2];
   float received[2];
@@ -389,13 +389,14 @@ __device__ __forceinline__ FourSums exchange_columns(float4 sums, bool gets_seco
   return four;
 }
 
-// The general epilogue. It stores four neighbouring columns of a row at once, from n_in_block on.
+// The general epilogue. It stores four neighbouring columns of a row at once, from first_of_four
+// on.
 //
 // The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
 // at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
 // them back from there. No other thread uses these slots, so there is no barrier.
 __device__ __forceinline__ void run_general_epilogue(
-    const Fp16x3Arguments& args, const EpilogueInputs& inputs, int n_in_block,
+    const Fp16x3Arguments& args, const EpilogueInputs& inputs, int first_of_four,
     float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Fp16x3Config::kSums]) {
   const int lane = threadIdx.x % 32;
@@ -417,15 +418,15 @@ __device__ __forceinline__ void run_general_epilogue(
       float z[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const EpilogueInputs::Column column = inputs.columns[n_in_block + i];
+        const EpilogueInputs::Column column = inputs.columns[first_of_four + i];
         const float sum = four_sums[i];
-        if (!isfinite(sum)) mark_overflow(args, inputs.first_n + n_in_block + i);
+        if (!isfinite(sum)) mark_overflow(args, inputs.first_n + first_of_four + i);
         const int exponent = inputs.x_exponent[m_in_tile] + column.exponent;
         z[i] = split::unscale(sum, exponent) + column.bias;
       }
       const int m = inputs.first_m + m_in_tile;
       store_four_results<kLaneBitOfFourColumns>(args.epilogue, m < inputs.end_m, m,
-                                                inputs.first_n + n_in_block, z);
+                                                inputs.first_n + first_of_four, z);
     }
   }
 }

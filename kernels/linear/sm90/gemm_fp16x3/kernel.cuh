@@ -4,7 +4,8 @@
 //
 //   x       split by the kernel before this one (split_x.cuh): each row is multiplied by a power of
 //           two, and a scaled element is then hi + lo / 2^11, where hi and lo are fp16
-//   weight  float32; this kernel scales and splits it in registers
+//   weight  float32; this kernel scales and splits it in registers. A row's power of two is a guess
+//           from a sample of the row, so large elements may overflow fp16
 //   out     float32, after bias, ReLU and division (epilogue.cuh)
 //
 // launch.cuh launches this kernel twice for each chunk of a product. The second launch computes
@@ -57,7 +58,6 @@
 //
 //   in this folder
 //     launch.cuh             the launches of the kernel, and their workspace
-//     ../../tile_order.cuh   the numbers of tiles
 //     choose_tiles.h         the host's choice of how many rows a tile has
 //     plan_schedule.h        the host's plan: which tiles clusters share, and where they are cut
 //     stream_k.cuh           the order of the work tiles
@@ -69,7 +69,8 @@
 //     epilogue.cuh           the loader, and what the consumers do with a tile's sums
 //     kernel.cuh             the consumers' loop over work tiles, and the kernel
 //
-//   in linear/sm90, for both GEMM kernels
+//   in linear/ and linear/sm90/, for both GEMM kernels
+//     tile_order.cuh         the numbers of tiles
 //     split_x.cuh            the kernel before: splits x, samples the weight (sample_weight.cuh)
 //     launch_gemm.cuh        tensor maps and the launch
 //     pipeline.cuh           the shape of a block, and the ring of stages
@@ -165,7 +166,8 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
 // ----- the kernel
 
 // Chooses a new exponent for row n of the weight, by its largest element, or marks the row as
-// kNonfinite. All lanes of a warp call it.
+// kNonfinite. All lanes of a warp call it. The launch's choice of tiles stays the same
+// (computes_weight_tile, arguments.cuh).
 __device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
   const float* const elements = args.weight.source_row(n);
   const float largest = largest_of_row(elements, args.k, /*stride=*/1);
@@ -199,8 +201,8 @@ __device__ inline void rescale_overflowed_rows(const Fp16x3Arguments& args) {
   __syncthreads();
 }
 
-// The kernel. x_map describes the split x, in boxes of half of a tile's rows and one k-tile.
-// weight_map describes the weight, in boxes of kBlockWeightRows rows and one k-tile.
+// The kernel. x_map describes the split x, in boxes of half of the largest tile's rows and one
+// k-tile. weight_map describes the weight, in boxes of kBlockWeightRows rows and one k-tile.
 template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_fp16x3_sm90_kernel(const __grid_constant__ CUtensorMap x_map,

@@ -14,7 +14,7 @@
 // the warpgroup waits for products, and may free the stages of a pair of k-tiles whose products
 // have all ended. The products "in flight" run during the step. After it, the next products are
 // started. The last column names the promotion that adds these products to the sums. (A, B and C
-// are also the lines of a picture in docs/SPLIT.md, step 4, for P = 128, which explains the order.)
+// are also the lines of a picture in docs/SPLIT.md, step 4, which explains the order.)
 //
 //   function              step        waits for      frees   in flight   then starts   promoted in
 //
@@ -74,7 +74,8 @@ __device__ inline void run_producer(const Fp16x3Pipeline& pipeline, uint32_t sha
                                     const CUtensorMap& x_map, const CUtensorMap& weight_map,
                                     const Fp16x3Arguments& args) {
   const int rank = ptx::cluster_ctarank();
-  // Each block loads half of the rows of x, and writes them to both blocks.
+  // Each block loads half of the rows of x, and writes them to both blocks. A tile with fewer rows
+  // than others is loaded with some rows of the next one, which nobody multiplies.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
   const uint32_t x_address = shared_base + offsetof(Fp16x3SharedMemory, x) +
                              rank * rows_of_block * Fp16x3Config::kRowBytes;

@@ -5,9 +5,8 @@
 // Three quantities occur:
 //
 //   load    of a work tile: its rows of x times its k-groups. Clusters get equal loads.
-//   time    in row times (PlanConfig): also counts the constant time of each k-group. Loads leave
-//   it
-//           out: it matters little there, as tiles of one product have nearly the same rows.
+//   time    in row times (PlanConfig). It also has a constant for each k-group. A load has none,
+//           which changes little, as tiles of one product have nearly the same rows.
 //   place   in the last wave's line, in k-groups: where ranges begin and end
 
 #pragma once

@@ -36,9 +36,9 @@
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3),
 // for two reasons:
 //
-//   L2         All clusters begin near the beginning of K and end near its end, also those with
-//              parts of two tiles: cluster 1 multiplies k-groups 0 to 2, then 6 to 8. So clusters
-//              are often at the same place of K, and find in L2 what others have read.
+//   L2         A cluster with parts of two tiles then begins at the beginning of K, as others do:
+//              cluster 1 multiplies k-groups 0 to 2, then 6 to 8. So it often finds in L2 what
+//              others have just read.
 //   no hang    Fact 2 below depends on this order.
 //
 // The host plans the Schedule (plan_schedule.h). The kernel gets it as an argument.

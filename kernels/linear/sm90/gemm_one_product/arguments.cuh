@@ -47,7 +47,7 @@ struct OneProductConfig {
   //   [rows, K]   one row, 128 bytes of K           64 rows x one k-tile
   //   [K, rows]   one k, 64 rows of a 16-bit type   one k-tile x 64 rows
   //
-  // (An operand in k-tiled layout, split/split.cuh, needs no boxes.)
+  // (Of an operand in k-tiled layout, split/split.cuh, one copy loads all rows.)
   static constexpr int kBoxRows = 64;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
   static_assert(kBoxRows == kRowBytes / sizeof(__half),

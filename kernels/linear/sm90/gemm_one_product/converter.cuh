@@ -77,9 +77,9 @@ namespace kernels::sm90::gemm_one_product {
 //     648 = 5 * 120 + 48, so its patch column is 5 and its patch row is 136 + 48 = 184.
 //     These are k-tiles 20 to 23, and rows 184 * 32 = 5888 to 5919, of weight tile 184 / 8 = 23.
 //
-// When patch 5000 is converted, and patch 1408 of turn 0 (k-tiles 40 to 43 of weight tile 6).
-// Cluster 26 multiplies weight tile 6 and then weight tile 23. Its k-tiles are counted over both
-// tiles:
+// The next picture shows when patch 5000 is converted, and when patch 1408 of turn 0 (k-tiles 40 to
+// 43 of weight tile 6). Cluster 26 multiplies weight tile 6 and then weight tile 23. Its k-tiles
+// are counted over both tiles:
 //
 //   k-tile          0        16          40                    124  128        148              255
 //   weight tile     6 --------------------------------------------- 23 ---------------------------

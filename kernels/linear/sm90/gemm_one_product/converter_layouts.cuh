@@ -70,8 +70,8 @@ struct ConverterConfig {
 struct Patch {
   int64_t first_n;
   int first_k_tile;
-  // The least number of k-tiles that a cluster multiplies before it needs the patch: its index
-  // among all k-tiles that the cluster multiplies, not those of one tile (PatchOrder).
+  // The least number of k-tiles that a cluster multiplies before it needs the patch. Those of all
+  // its tiles count (PatchOrder).
   int first_k_tile_of_use;
 };
 
@@ -92,8 +92,8 @@ using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 // ----- which elements a lane loads and converts
 //
 // Most floats of the octets that a lane converts were loaded by other lanes. The structs RowMajor
-// and Transposed compute which ones. Callers use the same members of both, which comments in
-// RowMajor explain.
+// and Transposed compute which ones. Callers use the same members of both, and comments
+// in RowMajor explain them.
 
 // From where a lane loads a patch.
 struct LaneSource {

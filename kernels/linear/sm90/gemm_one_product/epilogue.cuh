@@ -11,20 +11,20 @@
 // kernel.cuh calls one of these for each tile:
 //
 //   in this file
-//     store_general     all calls; the only one for any divisor, exponent and alignment
+//     store_general     for any divisor, exponent and alignment
 //     store_fast        float32: call_is_fast (linear/epilogue.cuh), and small exponents
 //
 //   in epilogue_half_types.cuh
 //     store_fast        half types: call_is_fast
 //
 //   in epilogue_gradient.cuh
-//     PackedGradient    half types without an epilogue: out [N, M] is the product transposed
+//     PackedGradient    half types without an epilogue: out is [N, M]
 //
 // sm90/fragment.cuh says which thread has which accumulators. A thread's neighbouring accumulators
 // are in one column of out, but a store needs neighbours in a row. So they are transposed through
-// shared memory: in this file, a subtile (two row blocks) at a time. (A gradient's out is [N, M],
-// which needs no transposition.) shared_memory.cuh has this memory, and epilogue_inputs.cuh the
-// bias and the exponents.
+// shared memory: in this file, a subtile (two row blocks) at a time. (The accumulators of a
+// gradient are already in the order of its out, [N, M].) shared_memory.cuh has this memory, and
+// epilogue_inputs.cuh the bias and the exponents.
 //
 // Why the fast epilogues are fast: they write whole cache lines of out, 16 bytes by each thread,
 // and mark them as not to be kept in L2, which is for x and the weight. If each warp stores its own
@@ -58,10 +58,9 @@ namespace kernels::sm90::gemm_one_product {
 //   overflow    A multiplication overflows only if the result does.
 //   underflow   If the product with the smaller factor is subnormal, it is rounded, by at most
 //               2^-150. This factor is 2^-126 or more (kMaxExponentWithoutLo). So the rounding
-//               counts as an error of the accumulator of at most 2^-150 / 2^-126 = 2^-24. The
-//               accumulator has a larger error already, from the rounding of x to fp16: the
-//               largest scaled x is 2^14 or more, so its error can be 2^3, and the smallest fp16
-//               weight is 2^-24, which makes 2^-21.
+//               counts as an error of the accumulator of at most 2^-150 / 2^-126 = 2^-24. That is
+//               less than rounding x to fp16 may cost: the largest scaled x is 2^14 or more, so its
+//               error can be 2^3. Times the smallest fp16 weight but 0, 2^-24, this is 2^-21.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
@@ -210,8 +209,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
                           warpgroup_tile.first_n + reader.column);
 #pragma unroll
   for (int subtile = 0; subtile < OneProductConfig::kSubtiles; ++subtile) {
-    // All threads must have read the previous subtile. Those of the previous tile they have read:
-    // PrefetchedInputs::store has the same barrier.
+    // All threads must have read the previous subtile. (They have read the previous tile's last
+    // one: they have met at this barrier since, in PrefetchedInputs::store.)
     if (subtile > 0) ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     copy_subtile<kSubtileRowBlocks, OneProductConfig::kRowBlockPitch>(staging_slot(staging),
                                                                       accumulators, subtile);

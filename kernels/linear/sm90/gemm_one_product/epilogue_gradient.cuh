@@ -84,7 +84,7 @@ struct PackedGradient {
     static_assert(kLineBytes == 128, "lines have the length of TMA's widest swizzle");
     const int warp = threadIdx.x % BlockConfig::kWarpgroupThreads / 32;
     const int lane = threadIdx.x % 32;
-    const uint32_t box = ptx::shared_address(
+    const uint32_t box_address = ptx::shared_address(
         staging.gradient_boxes[warp][kBox % OneProductConfig::kGradientBuffers]);
     // stmatrix takes from lane l the address of line l % 8 of matrix l / 8. Matrix i is word i of
     // all lanes: the eight lines of its column block, and the eight m of its row block. So lanes
@@ -99,14 +99,16 @@ struct PackedGradient {
       // TMA's swizzle: vector v of a line is at place v ^ (line % 8), and line % 8 is lane % 8.
       const int vector = pair * 2 + block_of_pair;
       const int place = vector ^ lane % 8;
-      ptx::store_matrices(box + line * kLineBytes + place * kVectorBytes, words[kBox][pair]);
+      ptx::store_matrices(box_address + line * kLineBytes + place * kVectorBytes,
+                          words[kBox][pair]);
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) {
       // m comes first, because it is contiguous in out.
       ptx::store_tensor(&map, warpgroup_tile.first_m + kBox * OneProductConfig::kGradientBoxRows,
-                        warpgroup_tile.first_n + warp * OneProductConfig::kWarpWeightRows, box);
+                        warpgroup_tile.first_n + warp * OneProductConfig::kWarpWeightRows,
+                        box_address);
       ptx::commit_stores();
     }
   }

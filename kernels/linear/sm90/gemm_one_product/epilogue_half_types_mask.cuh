@@ -12,8 +12,8 @@
 //                        g >= 4 both rows of row block 1.
 //   stage_mask_word      Each lane with an even g stores one of its two words.
 //
-// The word of a row of row block 1. A digit is the bit of the column with this number, from column
-// f, which is 15, to column 0:
+// The word of a row of row block 1. A hexadecimal digit stands for the bit of the column with this
+// number, from column f (15) to column 0:
 //
 //   g    own bits            after g ^ 4         after g ^ 2         after g ^ 1
 //
@@ -61,7 +61,7 @@ struct PairMaskBits {
 
 // Combines the mask bits of a warp (see the picture at the top). Returns the complete words of two
 // rows of a row block: row 2 c in bits 0 - 15, row 2 c + 1 in bits 16 - 31. A lane with
-// keeps_second (g >= 4; the caller computes it once for all pairs) gets the pair's second row
+// keeps_second (g >= 4) gets the pair's second row
 // block, the others the first. All lanes call it.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool keeps_second, int g) {
@@ -100,8 +100,8 @@ __device__ __forceinline__ void stage_mask_of_pair(const PairMaskBits& mask_bits
   stage_mask_word(two_words, keeps_second, first_row, warp, lane, mask);
 }
 
-// Copies the mask of StagedRows to memory. They are the rows from first_m on, and the 64 columns
-// from first_n on. Thread t copies the 8 bytes of row t, if there is such a row. (With a mask, N
+// Copies the mask of StagedRows to memory. It has the rows from first_m on, and the 64 columns from
+// first_n on. Thread t copies the 8 bytes of row t, if there is such a row. (With a mask, N
 // is a multiple of 64: fast_epilogue_rule_of_half_types.)
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_m,

@@ -153,10 +153,10 @@ struct ConversionProgress {
     converted_k_tiles = 0;
   }
 
-  // Frees this block's converters from waiting for their producer, which has loaded its last
-  // k-tile. (They stay at most kLead k-tiles ahead of it, converter.cuh.) The converters have taken
-  // parts of the weight that other blocks may still need. The latest k-tile becomes the largest
-  // number to which kLead can be added without overflow.
+  // Lets this block's converters go on after their producer has loaded its last k-tile, because
+  // other blocks may still need the patches that these converters have taken. (Converters stay at
+  // most kLead k-tiles ahead of their producer, converter.cuh.) The latest k-tile becomes the
+  // largest number to which kLead can be added without overflow.
   __device__ void finish() const { set_latest(INT_MAX - ConverterConfig::kLead); }
 
   __device__ void set_latest(int k_tile) const {
