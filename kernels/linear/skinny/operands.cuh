@@ -125,7 +125,7 @@ class PrefetchedWeights {
     columns_after_ = arguments_.epilogue.n - 1 - column;
   }
 
-  // Loads the weights of a k-step. They are 0 past the end of K and after the last tile.
+  // Loads the weights of a k-step. They are 0 past whole_k, and after the last tile.
   __device__ void load(int k_step) {
     // The distance along K from lane_first_k_.
     const int offset = k_tile_ * SkinnyConfig::kKTileDepth + k_step * SkinnyConfig::kKStepDepth;

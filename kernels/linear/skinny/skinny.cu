@@ -173,13 +173,13 @@ bool allows_k_tiles(int k_tiles, int cluster_size) {
 //
 //   time = waves * (tiles of the weight for each cluster) * (k-tiles for each block + kTileEndTime)
 //
-// A wave is the clusters that run at once. In a wave, each cluster computes all its tiles. So there
-// is more than one wave only if there are more tiles of x than clusters that run at once.
+// A wave is the clusters that run at once. There are no more clusters than run at once, but at
+// least one for each tile of x. So there is more than one wave only if x has more tiles than that.
 // (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
 Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_tiles) {
   const int x_tiles = arguments.x_tiles;
-  const int active_clusters = known_active_clusters<kTileRows>(cluster_size);
+  const int active_clusters = known_active_clusters<kTileRows>(cluster_size);  // 1 or more
   const int clusters_of_x_tile = std::max(active_clusters / x_tiles, 1);
   const int64_t tiles_each = divide_up(arguments.weight_tiles, clusters_of_x_tile);
   // As few clusters as are needed if each computes tiles_each tiles of the weight.

@@ -124,7 +124,7 @@ int64_t rows_of_chunk(const LinearArguments& call) {
 }
 
 // Launches the three kernels for a chunk. The first chunk splits the weight for all. The function
-// is a template, like the kernels, so that it is compiled only if is_built().
+// is a template, like this folder's kernels, so that it is compiled only if is_built().
 template <typename Matrix>
 void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t stream) {
   const Sm80Workspace workspace(call);

@@ -1,6 +1,7 @@
 // Linear -> ReLU -> divide on Hopper: the host code that launches the kernels of this folder.
 //
-//   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
+//   x [m, k], weight [n, k], bias [n], out [m, n]
+//   mask [m, (n + 7) / 8]: a bit for each element of out, 1 where ReLU's gradient passes
 //
 // The kernels of each kind of call, in the order in which they run:
 //
@@ -17,13 +18,12 @@
 //                         nonfinite                        rows that hold infinity or NaN
 //
 // Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
-// so the host launches them in every call. Without work they read a flag and end. (A weight that is
-// not transposed needs no `transpose`, which the host knows.)
+// so the host launches them in every call. Without work they read a flag and end.
 //
 // All kernels are launched with programmatic dependent launch (PDL, common/launch.cuh): a kernel
-// starts before the previous one ends, if that one allows it, and then waits for its end. GEMMs
-// that always have work set up their barriers before they wait. All kernels allow the next one to
-// start early, except those that end a float32 call: RedoMode and `nonfinite`.
+// starts before the previous one ends, if that one allows it, and then waits for its end. Before it
+// waits, the first GEMM sets up its barriers. All kernels allow the next one to start early, except
+// RedoMode and `nonfinite`, the last ones of a chunk.
 //
 // A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
 //

@@ -2,7 +2,7 @@
 // split_x_kernel (split_x.cuh) calls sample_weight, before a GEMM that scales the weight by them.
 //
 // The second launch of the fp16x3 GEMM (gemm_fp16x3/kernel.cuh) calls largest_of_row, for rows with
-// an element that overflowed fp16. In most of these rows, the sample had missed that element.
+// an element that overflowed fp16. As a rule, the sample had missed that element.
 
 #pragma once
 
@@ -28,7 +28,7 @@ struct SampleConfig {
   static constexpr int kTargetWithLo = 9;
 
   // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below about
-  // 2^127 into fp16's range, which ends just below 2^16, and a smaller one would cost small
+  // 2^127 into fp16's range, which ends just below 2^16, and a smaller factor would cost small
   // elements their bits. Larger elements overflow, so their rows are left to the second launch. The
   // maximum is the largest exponent whose power of two is a float.
   static constexpr int kMinExponentWithLo = -111;
@@ -38,8 +38,8 @@ struct SampleConfig {
   // exponents, rounded down, to kTargetWithoutLo. So their geometric mean is scaled into
   // [2^2, 2^4). An element may be at least 2^12 times as large as the mean before it overflows
   // fp16, and at least 2^16 times smaller before it is subnormal. A row with an overflow or with
-  // many subnormals needs TF32 (gemm_one_product/kernel.cuh). The maximum of an exponent is
-  // kMaxExponentWithoutLo.
+  // many subnormals needs TF32 (gemm_one_product/kernel.cuh). The largest exponent is
+  // split::kMaxExponentWithoutLo.
   static constexpr int kTargetWithoutLo = 2;
 };
 static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,

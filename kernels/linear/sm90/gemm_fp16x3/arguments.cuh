@@ -19,8 +19,8 @@ namespace kernels::sm90::gemm_fp16x3 {
 // Memory for the partial sums of tiles that clusters share (stream_k.cuh). Each cluster has room
 // for the partial sums of one tile, and stores no more.
 struct PartialSums {
-  // [block of the cluster][row block][consumer thread]: the four sums of row_block_of
-  // (fragment.cuh)
+  // [block of the cluster][row block][consumer thread]: the thread's four sums in the row block
+  // (row_block_of, fragment.cuh)
   using Sums =
       float4[BlockConfig::kClusterSize][Fp16x3Config::kRowBlocks][BlockConfig::kConsumerThreads];
   // [block of the cluster][consumer warp]: 1 when the warp has stored all its sums
@@ -37,8 +37,9 @@ struct Fp16x3Arguments {
   split::ScaledMatrix x;       // split into hi and lo
   split::ScaledMatrix weight;  // without hi and lo: the consumers split it in registers
   int k;
-  unsigned* has_overflowed;  // 1 if a row is kOverflowed; 0 when the first launch starts
-  unsigned* has_nonfinite;   // 1 if a row is kNonfinite; 0 when the first launch starts
+  // Both are 0 when the first launch starts.
+  unsigned* has_overflowed;  // 1 if a row of the weight is kOverflowed
+  unsigned* has_nonfinite;   // 1 if a row of x or of the weight is kNonfinite
   bool is_second_launch;
   TilePartition tiles;
   Schedule schedule;

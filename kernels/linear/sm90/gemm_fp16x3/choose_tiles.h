@@ -9,9 +9,10 @@
 // Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has work
 // for fewer than 10 clusters, because a cluster's range of K has a minimum length
 // (PlanConfig::min_range). Three tiles of 64 rows have work for more than 30. Their estimated
-// time is shorter, so they are chosen.
+// time is shorter.
 //
-// The unit of time is the row time, as in plan_schedule.h's cost model (PlanConfig).
+// The unit of time is the row time: that of one row of x, over one k-group (PlanConfig,
+// plan_schedule.h).
 
 #pragma once
 
@@ -49,7 +50,7 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   return std::min(uncut_time, shared_time);
 }
 
-// The estimated time of all tiles, of the whole waves and of the last wave.
+// The estimated time of all tiles: of the whole waves, and of the last wave.
 inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int clusters) {
   const double k_group_time = PlanConfig::k_group_time(rows);
   const int whole_waves = tiles.count() / clusters;

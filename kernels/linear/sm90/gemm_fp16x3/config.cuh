@@ -29,7 +29,8 @@ struct Fp16x3Config {
   static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
 
   // Rows of x in a tile.
-  //   176  The most that fit: a thread has rows / 2 accumulators and rows / 2 sums in registers.
+  //   176  The most that fit: a thread has rows / 2 accumulators of tensor cores, and rows / 2
+  //        sums to which these are promoted, in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are exactly 4
   //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only where K is at least
   //        kInterval128FromK.
@@ -77,8 +78,8 @@ struct Fp16x3Config {
   // Hi products are added to the float32 sums after every 32 of K. From K = kInterval64FromK on,
   // they are added after every 64, and from kInterval128FromK on after every 128. (Lo products are
   // always added up over a k-group: mainloop.cuh.) A longer interval takes less time and rounds
-  // less often, but truncates more. The error bound allows larger errors where K is longer
-  // (docs/SPLIT.md, step 4).
+  // less often, but the tensor cores truncate more. The error bound allows larger errors where K is
+  // longer (docs/SPLIT.md, step 4).
   static constexpr int kInterval64FromK = 2048;
   static constexpr int kInterval128FromK = 4096;
 

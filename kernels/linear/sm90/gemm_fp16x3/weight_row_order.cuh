@@ -28,11 +28,12 @@ static_assert(weight_row_at_operand_row(3) == 6 && weight_row_at_operand_row(3 +
 static_assert(weight_row_at_operand_row(5) == 12 && weight_row_at_operand_row(5 + 8) == 13,
               "g = 5 has the neighbouring rows 12 and 13");
 
-// Why r0 and r1 are swapped: loads of the weight from shared memory then have no bank conflicts.
-// The hardware loads for eight lanes at a time, which have two successive g. They load the same
-// four vectors, of 16 bytes each, of two rows of the weight. TMA's swizzle puts vector v of row n
-// at place v ^ (n % 8) of the row's eight places, which are all 32 banks. Example: vectors 0 to 3
-// for g = 0 and 1, rows 0 and 4 of the weight:
+// Why not r2 r1 r0 r3, in which r0 and r1 are not swapped: with this order, loads of the weight
+// from shared memory have no bank conflicts. The hardware loads for eight lanes at a time, which
+// have two successive g. Four lanes load four vectors, of 16 bytes each, of one row of the weight,
+// and the other four the vectors with the same numbers of another row. TMA's swizzle puts vector v
+// of row n at place v ^ (n % 8) of the row's eight places, which are all 32 banks. Example: vectors
+// 0 to 3 for g = 0 and 1, rows 0 and 4 of the weight:
 //
 //   place    0    1    2    3    4    5    6    7
 //   row 0    v0   v1   v2   v3

@@ -40,8 +40,8 @@ struct StagedPlace {
 // row (of the row block's 8).
 //
 // Example, with the words of fragment.cuh: column 20 is number 4 of warp 1's sixteen, so g = 4, in
-// the first column block. Row 2 is the first row of c = 1. The accumulator is component 0 of lane 4
-// g + c = 17 of warp 1.
+// the first column block. Row 2 is the first row of c = 1. The accumulator is component 0 of lane
+// 4 * g + c = 17 of warp 1.
 __host__ __device__ constexpr StagedPlace staged_place(int column, int row) {
   const int warp = column / 16;
   const int lane = column % 8 * 4 + row / 2;  // 4 g + c
@@ -58,8 +58,8 @@ static_assert(staged_place(20, 2).in_floats() == 4 * (1 * OneProductConfig::kSta
 //
 // Two measures avoid bank conflicts; reads_all_banks checks that they do.
 //
-//   padding   The 33rd float4 of each warp. Without it, equal lanes of all warps would be 128
-//             floats apart, in the same bank.
+//   padding   The 33rd float4 of each warp. Without it, lanes of the same number in two warps
+//             would be 128 floats apart, in the same bank.
 //   swap      Even threads read their columns in the order 0 1 2 3, odd threads in the order
 //             1 0 3 2. Without that, an even thread and the next one would read columns that are
 //             4 apart, which is 64 floats: the same bank. With it, they are 5 or 3 apart, which is

@@ -42,8 +42,8 @@ struct alignas(16) EpilogueInputs {
   int8_t weight_exponent[kIsScaled ? OneProductConfig::kWarpgroupWeightRows : 1];
 };
 
-// The inputs that one thread loads: the bias and the exponent of one n, and the exponents of two m
-// (in half types, of none).
+// The inputs that one thread loads: the bias and the exponent of one n (in the first 64 threads),
+// and the exponents of two m (in half types, of none).
 template <typename Mode>
 struct PrefetchedInputs {
   using Out = typename Mode::Out;
@@ -77,8 +77,8 @@ struct PrefetchedInputs {
   }
 
   // Returns whether the tile takes the fast epilogue: whether all threads of the warpgroup allow
-  // it. All of them call it, after they have read the inputs of the previous tile. Its barrier is
-  // also the one after which `store` may overwrite these inputs.
+  // it. All of them call it, after they have read the previous tile's inputs in shared memory,
+  // which `store` may overwrite after this barrier.
   __device__ bool tile_is_fast(int barrier) const {
     return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
   }
