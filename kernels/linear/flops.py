@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import torch
@@ -27,7 +27,7 @@ class CounterFinder:
         """Find the counter as Python does, and make its loader register our formulas at the end."""
         if name != COUNTER:
             return None
-        spec = PathFinder.find_spec(name, path)
+        spec = self._spec_of_later_finders(name, path, target)
         if spec is None:
             return None
         execute = spec.loader.exec_module
@@ -38,6 +38,16 @@ class CounterFinder:
 
         spec.loader.exec_module = execute_and_register
         return spec
+
+    def _spec_of_later_finders(
+        self, name: str, path: list | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        """Ask the finders after this one, as Python does. One may be that of another version."""
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 def register_flops(*namespaces: str) -> None:

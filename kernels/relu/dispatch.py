@@ -18,8 +18,8 @@ def is_relu_intercepted(x: object) -> bool:
     """
     if is_dynamo_compiling() or torch.relu is not TORCH_RELU:
         return True
-    # The first condition is false in most calls. It is true if x is of a subclass, and also while a
-    # function mode is active.
+    # `has_torch_function_unary` is false in most calls. It is true if x is of a subclass, and while
+    # a function mode is active.
     return has_torch_function_unary(x) and is_intercepted(x)
 
 
@@ -53,6 +53,8 @@ def _relu_of_dtensor(x: object, relu: Callable) -> object:
         placements.append(target)
     x = x.redistribute(placements=placements)
     out = relu(x.to_local(grad_placements=placements))
+    # If x has gaps, the result has other strides than x.
+    whole_out = torch.relu(torch.empty_strided(x.shape, x.stride(), device="meta"))
     return DTensor.from_local(
-        out, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride()
+        out, x.device_mesh, placements, run_check=False, shape=x.shape, stride=whole_out.stride()
     )

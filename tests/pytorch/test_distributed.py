@@ -84,6 +84,8 @@ def check_dtensor(device, mesh):
             x.requires_grad_()
             ModelNew()(x).backward(distribute_tensor(grad_output, mesh, [placement]))
             assert torch.equal(x.grad.full_tensor(), want.grad)
+    x_with_gaps = DTensor.from_local(torch.randn(4, 8, device=device)[:, ::2], mesh, [Shard(0)])
+    assert ModelNew()(x_with_gaps).stride() == torch.relu(x_with_gaps).stride()
     part = torch.full((4,), [3.0, -4.0][dist.get_rank()], device=device)
     sum_of_parts = DTensor.from_local(part, mesh, [Partial()])
     assert torch.equal(ModelNew()(sum_of_parts).full_tensor(), torch.zeros(4, device=device))

@@ -273,6 +273,28 @@ def test_flops_are_counted_by_a_counter_that_is_imported_later(tmp_path):
     assert printed(code, tmp_path, forked).split() == [str(2 * 4 * 8 * 16)]
 
 
+def test_flops_of_two_versions_are_counted_by_a_counter_that_is_imported_later(tmp_path):
+    """Each version has a finder of its own in `sys.meta_path`."""
+    code = """
+        import torch
+        from torch.library import custom_op
+        from kernels.linear import flops
+        for version in ("first", "second"):
+            for name in ("", "_with_mask", "_gradients"):
+                custom_op(
+                    f"{version}::linear_relu_divide{name}",
+                    lambda: None,
+                    mutates_args=(),
+                    schema="() -> ()",
+                )
+            flops.register_flops(version)
+        from torch.utils.flop_counter import flop_registry
+        for version in ("first", "second"):
+            print(getattr(torch.ops, version).linear_relu_divide in flop_registry)
+    """
+    assert printed(code, tmp_path, forked).split() == ["True", "True"]
+
+
 def test_a_dispatch_mode_may_call_the_modules(kind):
     """Then the modules run inside the call of another operator."""
     x = samples()
