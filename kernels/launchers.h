@@ -1,24 +1,18 @@
-// Declares the functions that run the kernels. They take raw pointers, sizes and a stream, so the
-// kernels do not depend on torch.
-//
-//   defined by   every .cu file, and the CPU kernels (relu/relu_cpu.cpp and
-//                linear/fused_pass/fused_pass_cpu.cpp)
-//   called by    relu/relu_op.cpp and linear/operator/, after they have checked a call's tensors;
-//                cuda::transpose also by linear/sm90/gemm_one_product/launch.cuh
+// Declares the functions that run the kernels. They take raw pointers, sizes and a stream, so that
+// the kernels do not depend on torch. relu/relu_op.cpp and linear/operator/ check a call's tensors,
+// and then call these functions.
 //
 // Conventions, unless a comment says otherwise:
 //
 //   - Sizes and strides are in elements, workspaces in bytes. No size is 0.
 //   - Outputs and workspaces are uninitialised. Arrays of one call do not overlap.
 //   - relu(z) is `z < 0 ? 0 : z`, which keeps NaN and -0. But Linear's kernels on a GPU may give a
-//     zero another sign. Epilogue::finish in linear/epilogue.cuh and docs/SPLIT-PROOF.md, "Division
-//     by other divisors", say where.
+//     zero another sign (Epilogue::finish and Divisor<float> in linear/epilogue.cuh).
 //   - A mask packs one bit for each element of an output: !(z <= 0), which is 1 where the gradient
-//     passes through the ReLU. NaN gets a 1, as in torch's own gradient. Autograd keeps the mask
-//     between the forward and the backward.
-//   - ReLU's mask ignores rows: byte i / 8 has element i in bit i % 8. In Linear's mask each row
-//     begins a new byte: byte j / 8 of a row has column j in bit j % 8. Example: an output [2, 12]
-//     has a mask of 3 bytes for ReLU, and one of [2, 2] bytes for Linear.
+//     passes through the ReLU, also for NaN, as in torch. In ReLU's mask, byte i / 8 has element i
+//     in bit i % 8. In Linear's mask each row begins a new byte: byte j / 8 of a row has column j
+//     in bit j % 8. Example: an output [2, 12] has a mask of 3 bytes for ReLU, and one of [2, 2]
+//     bytes for Linear.
 
 #pragma once
 
@@ -39,11 +33,8 @@ constexpr int bytes_of_element(DType dtype) {
 
 // The layout of grad_output in ReLU's backward, whose strides may differ from the output's.
 // Dimension 0 is the innermost dimension of the output. Neighbouring dimensions that one stride
-// covers are merged into one: a gradient in the output's own memory order has one dimension, with
-// stride 1.
-//
-// Example: the output is a contiguous [4, 6], and grad_output is the transpose of a contiguous
-// [6, 4]. Then dimensions = 2, sizes = {6, 4} and strides = {4, 1}.
+// covers are merged into one. If the output is a contiguous [4, 6], for example, and grad_output is
+// the transpose of a contiguous [6, 4], then dimensions = 2, sizes = {6, 4} and strides = {4, 1}.
 struct GradientLayout {
   static constexpr int kMaxDimensions = 4;
   int dimensions;  // how many entries of the arrays are used, at least 1
@@ -89,30 +80,22 @@ enum class Precision {
 //
 //   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
 //
-// relu(...) is a float, which the kernels divide as Divisor<float> (linear/epilogue.cuh) does. In
-// half types the quotient is then rounded to out's dtype.
-//
-// Column n of out is made from row n of the weight. In the kernels, rows and columns are those of
-// out: `row` or `m` counts along M, and `column`, `weight_row` or `n` along N. In code that copies,
-// splits or converts a single operand, `row` is a row of that operand, which may be the weight.
-//
-// linear/operator/run_gemm.h fills the struct for the kernels of linear/sm90, linear/sm80 and
-// linear/skinny/skinny.cu.
+// Rows and columns are those of out, so column n is made from row n of the weight (docs/DESIGN.md,
+// "Words"). In each operand, the elements of a row are adjacent, and the stride leads from one row
+// to the next.
 struct LinearArguments {
   DType dtype;  // x, weight, bias and out are float32, float16 or bfloat16
   Precision precision;
   int64_t m, n, k;
 
-  const void* x;          // [m, k]; the elements of a row are adjacent
-  int64_t x_stride;       // distance from one row to the next
-  const void* weight;     // [n, k]; the elements of a row are adjacent
-  int64_t weight_stride;  // distance from one row to the next
+  const void* x;  // [m, k]
+  int64_t x_stride;
+  const void* weight;  // [n, k]
+  int64_t weight_stride;
 
-  // True where the operand is stored as its transpose: x as [k, m], weight as [k, n]. The elements
-  // of a row of the transpose are adjacent, and the stride leads from one such row to the next.
-  //
-  // Only linear_sm90 reads transposes: x and weight in half types, weight alone in float32 with
-  // kHigh, neither with kHighest.
+  // True where the operand is stored as its transpose, x as [k, m] or weight as [k, n]. The stride
+  // then leads from one row of the transpose to the next. Only linear_sm90 reads transposes: x and
+  // weight in half types, weight alone in float32 with kHigh, neither with kHighest.
   bool x_is_transposed, weight_is_transposed;
 
   const void* bias;  // [n], contiguous; null for none
@@ -127,24 +110,20 @@ struct LinearArguments {
   void* workspace;
 };
 
-// A float32 matrix to transpose: target[r][c] = source[c][r]. linear/operator/run_gemm.h makes such
-// a copy of a transposed operand that the kernel cannot read.
-// linear/sm90/gemm_one_product/launch.cuh makes one of a transposed weight, if tiles are computed
-// again in TF32.
+// A float32 matrix to transpose: target[r][c] = source[c][r]. In both matrices, the elements of a
+// row are adjacent, and the stride leads from one row to the next.
 struct Transposition {
-  const float* source;    // [columns, rows]; the elements of a row are adjacent
-  int64_t source_stride;  // from one row of `source` to the next
-  float* target;          // [rows, columns]; the elements of a row are adjacent
-  int64_t target_stride;  // from one row of `target` to the next
+  const float* source;  // [columns, rows]
+  int64_t source_stride;
+  float* target;  // [rows, columns]
+  int64_t target_stride;
   int64_t rows, columns;
 };
 
-// The fused pass, in any DType. In a forward it is the elementwise work after torch's product; in a
-// backward, the elementwise work before the products (torch's or ours), and the gradient of bias.
-// float64 divides in double, all other types in float. Matrices are contiguous.
+// The fused pass, in any DType: the elementwise work outside of GEMM kernels. float64 divides in
+// double, all other types in float. Matrices are contiguous.
 
-// One call of its forward, in place: out = relu(out) / divisor. Before the call, out is the product
-// plus bias.
+// One call of its forward, after torch's product and bias: in place, out = relu(out) / divisor.
 struct FusedPassArguments {
   DType dtype;
   double divisor;
@@ -153,7 +132,7 @@ struct FusedPassArguments {
   uint8_t* mask;  // [m, (n + 7) / 8] as in LinearArguments; null for no mask
 };
 
-// One call of its backward. grad_z is the gradient of z = x weight^T + bias:
+// One call of its backward, before the products. grad_z is the gradient of z = x weight^T + bias:
 //
 //   grad_z[i][j] = mask bit ? grad_output[i][j] / divisor : 0
 //   grad_bias[j] = the sum over i of grad_z[i][j]
@@ -171,12 +150,11 @@ struct FusedPassBackwardArguments {
 // --------------------------------------------------------------------------------------------- GPU
 //
 // Each function that takes a stream launches kernels on it, on the current device. It returns the
-// launches' cudaError_t as an int, and does not wait for the GPU. If the driver rejects a tensor
-// map, linear_sm90 throws a std::runtime_error.
+// launches' cudaError_t as an int, and does not wait for the GPU. linear_sm90 throws a
+// std::runtime_error if the driver rejects a tensor map.
 
 namespace cuda {
 
-// relu/relu.cu, for any DType.
 int relu(const ReluArguments& call, CUstream_st* stream);
 int relu_backward(const ReluBackwardArguments& call, CUstream_st* stream);
 
@@ -195,17 +173,17 @@ bool linear_sm80_supports(const LinearArguments& call);
 size_t linear_sm80_workspace_bytes(const LinearArguments& call);
 int linear_sm80(const LinearArguments& call, CUstream_st* stream);
 
-// linear/skinny/skinny.cu: float32 without tensor cores, for few rows of x, on compute
-// capability 9.0. It needs no workspace.
+// linear/skinny: float32 without tensor cores, for few rows of x, on compute capability 9.0. It
+// needs no workspace.
 bool linear_skinny_supports(const LinearArguments& call);
 int linear_skinny(const LinearArguments& call, CUstream_st* stream);
 
-// linear/transpose.cu. `is_needed` is null, or points to an unsigned in the GPU's memory: where
-// that is 0 when the kernel runs, nothing is copied.
+// `is_needed` is null, or points to an unsigned in the GPU's memory: where that is 0 when the
+// kernel runs, nothing is copied.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
-// linear/fused_pass/fused_pass.cu. If n is a multiple of 8, or mask is null, the forward may get
-// the whole matrix as one row, with m = 1. That is the fastest.
+// If n is a multiple of 8, or mask is null, the forward may get the whole matrix as a single row,
+// which is the fastest.
 int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream);
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call);
 int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_st* stream);
@@ -221,10 +199,9 @@ int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_
 namespace cpu {
 
 // As cuda::relu and cuda::relu_backward, for the elements begin <= i < end. begin is a multiple of
-// 8, so that no two threads write one byte of the mask. grad_output is dense or constant.
-//
-// If bypasses_caches, results are written by stores that bypass the caches. for_each_range asks for
-// that where the whole output has kLargeOutputBytes or more (torch_support/elementwise.h).
+// 8, so that no two threads write one byte of the mask. grad_output is dense or constant. If
+// bypasses_caches, results are written by stores that bypass the caches (map_blocks in
+// cpu/map_blocks.h).
 void relu(const ReluArguments& call, int64_t begin, int64_t end, bool bypasses_caches);
 void relu_backward(const ReluBackwardArguments& call, int64_t begin, int64_t end,
                    bool bypasses_caches);
@@ -234,12 +211,11 @@ void relu_backward(const ReluBackwardArguments& call, int64_t begin, int64_t end
 // count the bytes that a mask would have, of which there are m * ((n + 7) / 8).
 void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t end);
 
-// As cuda::linear_fused_pass_backward, in two steps. A thread handles one unit of the matrix at a
-// time (fused_pass_cpu.cpp has a picture of the units).
+// As cuda::linear_fused_pass_backward, in two steps:
 //
-//   1. Threads call linear_fused_pass_backward for ranges of units, begin <= i < end. Together the
-//      ranges cover all linear_fused_pass_backward_units units. This writes grad_z. It also writes
-//      partial sums of grad_z's columns to the workspace.
+//   1. Threads call linear_fused_pass_backward for ranges of units, parts of the matrix (UnitGrid
+//      in fused_pass_cpu.cpp). Together the ranges cover all linear_fused_pass_backward_units
+//      units. This writes grad_z and, to the workspace, partial sums of its columns.
 //   2. If grad_bias is needed, one thread then calls linear_fused_pass_backward_sum, which writes
 //      it.
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call);

@@ -9,17 +9,14 @@
 //                                  |                               |
 //   next kernel                    starts ---- set-up ---- wait_for_previous_kernel() ---- work
 //
-//   - The previous kernel calls start_next_kernel(). When all its blocks have done so, blocks of
-//     the next kernel start as soon as a multiprocessor has room for them.
+//   - The previous kernel calls start_next_kernel(). When each of its blocks has done so or has
+//     ended, blocks of the next kernel start as soon as a multiprocessor has room for them.
 //   - The next kernel calls wait_for_previous_kernel(). Before that call, the previous kernel may
-//     still be reading and writing memory. So until then, the next kernel reads nothing that the
-//     previous one writes, and writes nothing that the previous one reads or writes.
+//     still run, so the next kernel reads nothing that the previous kernel writes, and writes
+//     nothing that the previous kernel reads or writes.
 //
 // The next kernel has to be launched with Grid::has_pdl. Otherwise it starts at the end of the
 // previous kernel as usual, and neither function has an effect.
-//
-// Errors of the CUDA runtime: check() throws them as cudaError_t. status_of() catches them, and the
-// functions of launchers.h return them as numbers.
 
 #pragma once
 
@@ -35,33 +32,28 @@ namespace kernels {
 
 // ----------------------------------------------------------------------------- sizes and addresses
 
-// Returns the number of blocks of `block` elements that cover `size` elements.
 constexpr int blocks_of(int64_t size, int64_t block) {
   return static_cast<int>(divide_up(size, block));
 }
 
 // Returns whether each row of a matrix begins at a multiple of 16 bytes. `first` is the address of
-// the first row, and `stride` the bytes from one row to the next. For a single row, or a flat
-// array, the stride is 0.
+// the first row, and `stride` the bytes from one row to the next, or 0 for one row or a flat array.
 __host__ __device__ inline bool has_aligned_rows(const void* first, int64_t stride = 0) {
   return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride % 16 == 0;
 }
 
 // --------------------------------------------------- programmatic dependent launch, in device code
 
-// griddepcontrol.wait: waits until the previous kernel of the stream has ended and all its writes
-// are visible. In a kernel that is launched with Grid::has_pdl, a thread calls it before it reads
-// what the previous kernel writes, or writes what the previous kernel reads or writes.
+// Waits until the previous kernel of the stream has ended and all its writes are visible. Every
+// thread that needs this wait calls the function itself.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// griddepcontrol.launch_dependents: allows the next kernel of the stream to start before this one
-// ends. It starts when each block of this kernel has called this function or ended, and a
-// multiprocessor has room. The call says nothing about this kernel's writes: the next kernel waits
-// for them with wait_for_previous_kernel.
+// Allows the next kernel of the stream to start. The call says nothing about this kernel's writes,
+// for which the next kernel waits.
 __device__ inline void start_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -70,12 +62,12 @@ __device__ inline void start_next_kernel() {
 
 // ------------------------------------------------------------------------------------------ errors
 
-// Throws the status if it is an error.
 inline void check(cudaError_t status) {
   if (status != cudaSuccess) throw status;
 }
 
-// Runs body() and returns the cudaError_t that it throws, or cudaSuccess.
+// Runs body(), in which check() throws errors, and returns the cudaError_t that it throws, or
+// cudaSuccess.
 template <typename Body>
 int status_of(const Body& body) {
   try {
@@ -87,15 +79,9 @@ int status_of(const Body& body) {
 }
 
 // ---------------------------------------------------------------------------------------- launches
-//
-// Two functions launch kernels:
-//
-//   launch            Returns the error, as the functions of launchers.h do. For kernels that need
-//                     no more than blocks, threads and a stream.
-//   launch_or_throw   Throws the error, for callers that make several calls of the CUDA runtime. A
-//                     Grid can also ask for dynamic shared memory, clusters or PDL.
 
 // Launches kKernel<<<blocks, threads, 0, stream>>>(parameters...) and returns its cudaError_t.
+// Kernels that need dynamic shared memory, clusters or PDL are launched by launch_or_throw, below.
 template <auto kKernel, typename... Parameters>
 int launch(dim3 blocks, int threads, cudaStream_t stream, Parameters... parameters) {
   static_assert(std::is_same_v<decltype(kKernel), void (*)(Parameters...)>,
@@ -105,13 +91,12 @@ int launch(dim3 blocks, int threads, cudaStream_t stream, Parameters... paramete
                           /*shared_bytes=*/0, stream);
 }
 
-// How launch_or_throw launches a kernel.
 struct Grid {
   int blocks = 0;
   int threads = 0;          // in a block
   size_t shared_bytes = 0;  // dynamic shared memory of a block
   cudaStream_t stream = nullptr;
-  bool has_pdl = false;  // may start early; the kernel then calls wait_for_previous_kernel
+  bool has_pdl = false;  // the kernel calls wait_for_previous_kernel
   int cluster_size = 0;  // blocks of a cluster; 0: none, or as the kernel's __cluster_dims__ says
 };
 
@@ -141,7 +126,6 @@ struct LaunchConfig {
   LaunchConfig(const LaunchConfig&) = delete;
 };
 
-// Launches kernel(parameters...) on a grid. Throws cudaError_t.
 template <typename... Parameters>
 void launch_or_throw(const Grid& grid, void (*kernel)(Parameters...),
                      const Parameters&... parameters) {
@@ -159,8 +143,7 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
 // Returns the number of clusters of a grid that run at once on the current device. They may be
 // fewer than the multiprocessors suggest: a cluster's blocks run within one group of
 // multiprocessors (a GPC), and groups differ in size from GPU to GPU. Throws if not even one
-// cluster fits. First allows the kernel the grid's shared memory, so that later launches of the
-// kernel may use as much.
+// cluster fits. First allows the kernel the grid's shared memory, also for later launches.
 template <typename Kernel>
 int count_active_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.shared_bytes);

@@ -18,13 +18,12 @@ __device__ T reduce_warp(T value, const Op& op) {
   return value;
 }
 
-// Combines the words of a group of kLanes neighbouring lanes by OR; each lane of the group gets the
-// result. Lanes 0 to kLanes - 1 are the first group, the next kLanes lanes the second, and so on.
-// All lanes of a warp must call the function.
+// Combines the words of each group of kLanes neighbouring lanes by OR; each lane of the group gets
+// the result. All lanes of a warp must call the function.
 //
-// Its callers make bytes of a mask. A byte has the bits of 8 elements, and each of kLanes lanes has
-// some of them. A lane passes its bits already shifted to their places in the byte. Example: each
-// lane has 4 elements, so kLanes is 2. With a letter for the bit of each element:
+// Its callers make bytes of a mask. A byte has the bits of 8 elements, and each of kLanes lanes
+// passes some of them, already shifted to their places in the byte. Example: each lane has 4
+// elements, so kLanes is 2. With a letter for the bit of each element:
 //
 //   lane           0         1         2         3      ...
 //   elements     0..3      4..7      8..11    12..15

@@ -18,8 +18,7 @@ constexpr int kVectorBytes = 16;
 // a / b, rounded up to a whole number, for a >= 0 and b > 0. It is also 0 for -b < a < 0.
 KERNELS_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Returns the number of bytes that hold `bits` bits of a mask. Size is any type of integer, or
-// torch's SymInt.
+// Returns the bytes of `bits` bits of a mask. Size is any type of integer, or torch's SymInt.
 template <typename Size>
 KERNELS_HOST_DEVICE constexpr Size bytes_of_bits(Size bits) {
   return (bits + 7) / 8;

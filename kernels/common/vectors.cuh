@@ -1,5 +1,6 @@
-// Building blocks that several kernels share: the arithmetic of ReLU and its mask for one element,
-// vector loads and stores, cache hints for L2, and the choice of a C++ type by a dtype.
+// Building blocks that several kernels share: the arithmetic of ReLU and its mask for one element
+// (launchers.h says what they are), vector loads and stores, cache hints for L2, and the choice of
+// a C++ type by a dtype.
 //
 // A GPU moves memory fastest when each thread accesses 16 bytes at once: a warp's 32 accesses then
 // cover 512 adjacent bytes, which are four whole cache lines.
@@ -22,15 +23,13 @@ namespace kernels {
 
 // ------------------------------------------------------------------------------- ReLU, one element
 
-// ReLU. The comparison x < 0 is false for NaN and for -0.0, so both are returned unchanged.
 template <typename T>
 __device__ T relu_of(T x) {
   const T zero{};
   return x < zero ? zero : x;
 }
 
-// The mask bit of an element, where z is the input of ReLU: true if backward passes the gradient
-// through. Positive numbers and NaN pass, as in torch; zeros and negative numbers do not.
+// The mask bit of an element, where z is the input of ReLU.
 template <typename T>
 __device__ bool mask_bit(T z) {
   return !(z <= T{});
@@ -107,10 +106,9 @@ __device__ void store_four(T* target, const float (&v)[4], int64_t count, bool i
 // ------------------------------------------------------------- loads and stores with a hint for L2
 
 // An L2 policy is a 64-bit value that a load or a store takes as an operand. It tells L2 how long
-// to keep the cache line. Policies exist on sm_80 and newer. On older GPUs, the functions below
+// to keep the cache line. Policies exist on sm_80 and newer; on older GPUs, the functions below
 // ignore them. The policy "evict first" is in ptx/memory.cuh, beside the copies that use it.
 
-// The policy "evict these lines last".
 __device__ inline uint64_t evict_last_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800
@@ -147,8 +145,8 @@ __device__ Vector<T> load_vector(const T* address, uint64_t policy) {
 #endif
 }
 
-// Loads one byte of a mask with an L2 policy. Callers pass the policy with which they load the
-// values that the mask belongs to, so that L2 treats the lines of both alike.
+// Loads one byte of a mask. Callers pass the policy with which they load the values that the mask
+// belongs to, so that L2 treats the lines of both alike.
 __device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
   uint32_t bits;
@@ -162,7 +160,7 @@ __device__ inline uint32_t load_mask(const uint8_t* address, uint64_t policy) {
 #endif
 }
 
-// Stores the low 8 of `bits` as one byte of a mask, with an L2 policy.
+// Stores the low 8 of `bits` as one byte of a mask.
 __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t policy) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("st.global.L2::cache_hint.u8 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(address)),
@@ -175,8 +173,8 @@ __device__ inline void store_mask(uint8_t* address, uint32_t bits, uint64_t poli
 
 // ------------------------------------------------------------------------------------------ dtypes
 
-// Turns a dtype that is known at run time into a C++ type: calls `body` with a zero of the element
-// type and returns what `body` returns. The body gets the type by decltype, as in
+// Calls `body` with a zero of the dtype's element type and returns what `body` returns. The body
+// gets the type by decltype, as in
 //   dispatch_dtype(dtype, [&](auto zero) { using T = decltype(zero); ... });
 template <typename Body>
 int dispatch_dtype(DType dtype, const Body& body) {

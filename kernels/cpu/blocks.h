@@ -1,11 +1,8 @@
 // Functions of a block of 64 elements on a CPU: ReLU, making a mask, and selecting by a mask.
-// (launchers.h says what a mask is.)
 //
 // The functions are plain loops that compilers turn into vector instructions. They handle elements
-// as the integers that hold their bits. Integer operations keep the payload of a NaN, and
+// as the integers that hold their bits, because integer operations keep the payload of a NaN, and
 // torch.set_flush_denormal does not affect them.
-//
-// relu/relu_cpu.cpp and linear/fused_pass/fused_pass_cpu.cpp use these.
 
 #pragma once
 
@@ -43,9 +40,9 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
 }
 
 // A mask is made and tested in words as wide as an element, because vector instructions work on
-// lanes of one width. Example: for a half type, a word has the mask bits of 16 elements. Lane i,
-// below, is element i of these, and has bit i of the word: kBitOfLane[i] = 1 << i. (If a register
-// has fewer lanes, the compiler takes several registers.)
+// lanes of one width. A word has the mask bits of as many elements as it has bits, 16 for a half
+// type: lane i, below, is element i of these, and has bit i of the word. (If a register has fewer
+// lanes, the compiler takes several registers.)
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};
@@ -53,17 +50,16 @@ constexpr auto kBitOfLane = [] {
   return bits;
 }();
 
-// The mask bit of an element: true if backward passes its gradient through, which it does unless
-// relu's output is 0 or -0. Adding the bits to themselves shifts the sign out.
+// The mask bit of an element: true unless relu's output is 0 or -0. Adding the bits to themselves
+// shifts the sign out.
 template <typename Bits>
 constexpr bool mask_bit(Bits relu_output) {
   return static_cast<Bits>(relu_output + relu_output) != 0;
 }
 
 #ifdef __SSE2__
-// Returns the mask of a block, as mask_of_block below does, for elements of two bytes. It uses an
-// instruction that takes one bit from each byte. The loop of mask_of_block would take 1.8 times as
-// long (EPYC).
+// mask_of_block, below, for elements of two bytes, by an instruction that takes one bit from each
+// byte. The loop of mask_of_block would take 1.8 times as long (EPYC).
 inline uint64_t mask_of_block_by_bytes(const uint16_t* out) {
   uint8_t flags[kBlock];
   for (int64_t i = 0; i < kBlock; ++i) flags[i] = mask_bit(out[i]) ? 0xff : 0;
@@ -105,9 +101,8 @@ uint64_t mask_of_block(const Bits* out) {
 }
 
 // selected[i] = bit i of mask ? values[i] : 0. A selection and not a product, because a gradient
-// may be NaN or infinite where its bit is 0.
-//
-// Each lane has a copy of the word of the mask, and tests its own bit of it.
+// may be NaN or infinite where its bit is 0. Each lane has a copy of the word of the mask, and
+// tests its own bit of it.
 template <typename Bits>
 void select_block(const Bits* __restrict__ values, uint64_t mask, Bits* __restrict__ selected) {
   constexpr int64_t kLanes = kBitOfLane<Bits>.size();

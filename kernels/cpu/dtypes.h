@@ -1,8 +1,7 @@
-// The floating dtypes on a CPU: a struct for each, which converts elements to and from the type
-// that arithmetic is done in.
-//
-// An element is handled as the integer that holds its bits. The conversions have no branches around
-// floating-point operations, so that compilers turn loops of them into vector instructions.
+// The floating dtypes on a CPU: a struct for each, which converts elements, as the integers that
+// hold their bits, to and from the type that arithmetic is done in. The conversions have no
+// branches around floating-point operations, so that compilers turn loops of them into vector
+// instructions.
 
 #pragma once
 
@@ -22,7 +21,6 @@ constexpr Bits ones_if(bool condition) {
   return static_cast<Bits>(-static_cast<Bits>(condition));
 }
 
-// Returns condition ? if_true : if_false.
 constexpr int32_t select_if(bool condition, int32_t if_true, int32_t if_false) {
   return if_false ^ ((if_true ^ if_false) & ones_if<int32_t>(condition));
 }
@@ -36,7 +34,7 @@ constexpr int32_t select_if(bool condition, int32_t if_true, int32_t if_false) {
 //   widen    the value of an element
 //   narrow   the nearest element to a value, ties to even
 
-// float32 and float64: the machine computes with the numbers in memory, without a conversion.
+// float32 and float64, which need no conversion.
 template <typename C, typename B>
 struct Native {
   using Bits = B;
@@ -59,17 +57,17 @@ struct BFloat16 {
     constexpr uint16_t kNan = 0x7fc0;
     const uint32_t bits = Float32::narrow(x);
     const uint32_t magnitude = bits & 0x7fffffff;
-    // The sum carries into the upper half where the lower half has to be rounded up, and the lower
-    // half is then dropped. A lower half of 0x8000 is a tie: it carries only with a last_bit of 1,
-    // so the upper half becomes even.
+    // The sum carries into the upper half where the lower half, which is dropped, has to be rounded
+    // up. A lower half of 0x8000 is a tie: it carries only with a last_bit of 1, so the upper half
+    // becomes even.
     const uint32_t last_bit = bits >> 16 & 1;
     const uint32_t rounded = (bits + 0x7fff + last_bit) >> 16;
     return static_cast<uint16_t>(magnitude > kInfinity ? kNan : rounded);
   }
 };
 
-// float16, for CPUs of any kind. The conversions have the results of F16C's instructions, except
-// that widen keeps a signalling NaN, which F16C makes quiet.
+// float16, for CPUs of any kind. The conversions have the results of F16C's instructions, but widen
+// keeps a signalling NaN, which F16C makes quiet.
 //
 //               sign   exponent (bias)   mantissa
 //     float16      1      5  ( 15)             10

@@ -1,7 +1,5 @@
 // The loop of the CPU kernels: calls an elementwise function for 64 elements at a time, and may
 // write the results by stores that bypass the caches.
-//
-// relu/relu_cpu.cpp and linear/fused_pass/fused_pass_cpu.cpp use it.
 
 #pragma once
 
@@ -41,14 +39,13 @@ void store_past_caches(const T* block, T* out) {
 // each:
 //
 //   i           the index of the block's first element, a multiple of kBlock
-//   x_block     the block's kBlock elements of x, which map reads
-//   out_block   the block's kBlock elements of out, which map writes
-//   mask_bytes  how many bytes of a mask the block's elements have: 8 for a whole block, as a
-//               compile-time constant, and 1 to 8 for a shorter one
+//   x_block     the block's elements of x, which map reads
+//   out_block   the block's elements of out, which map writes
+//   mask_bytes  how many bytes of a mask the block has: 8, as a compile-time constant, or 1 to 8
+//               for a last block that is shorter
 //
-// The last block may be shorter. Its x_block is then a copy, filled up with zeros to kBlock
-// elements. Its out_block is a buffer, of which only the elements before n are copied to out. x and
-// out may be the same.
+// The x_block of a shorter block is a copy, filled up with zeros to kBlock elements. Its out_block
+// is a buffer, of which only the elements before n are copied to out. x and out may be the same.
 //
 // If bypasses_caches, whole blocks are written by non-temporal stores, where the machine has them
 // and out is aligned to 16 bytes.

@@ -1,4 +1,4 @@
-// The pool of memory for large outputs on a CPU. memory_pool.h says what it is for.
+// The pool that memory_pool.h describes.
 //
 // A block in the address space, with the names that map_block uses. The header (H) precedes the
 // data (d). map_block maps more than it needs, and unmaps the dots again:
@@ -30,8 +30,7 @@ namespace kernels::cpu {
 #if defined(MADV_HUGEPAGE) && defined(MADV_FREE)
 namespace {
 
-// Precedes the data of each block. It is in pages of its own, so that the data begins with a huge
-// page.
+// Precedes the data of each block, in pages of its own, so that the data begins with a huge page.
 struct Header {
   size_t bytes;  // the size of the data, a multiple of kHugePage
   Header* next;  // in the pool's list, while the block is free
@@ -46,8 +45,8 @@ void* data_of(Header* header) { return reinterpret_cast<char*>(header) + kHeader
 
 void unmap(Header* header) { munmap(header, kHeaderBytes + header->bytes); }
 
-// The memory limit of the container, by control groups of version 2 or 1. Without a limit it is
-// larger than any memory: version 1 has such a number in its file.
+// Returns the memory limit of the container (control groups of version 2 or 1), or a number larger
+// than any memory if there is none. Version 1 has such a number in its file.
 size_t cgroup_limit() {
   constexpr const char* kPaths[] = {"/sys/fs/cgroup/memory.max",
                                     "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
@@ -62,7 +61,6 @@ size_t cgroup_limit() {
   return SIZE_MAX;
 }
 
-// The most bytes that the pool may keep: an eighth of the memory, or none.
 size_t pool_capacity() {
   const char* const setting = getenv("KERNELS_CPU_POOL");
   if (setting != nullptr && strcmp(setting, "0") == 0) return 0;
@@ -72,7 +70,6 @@ size_t pool_capacity() {
   return available / 8;
 }
 
-// Free blocks keep their address space. Where that is limited, the pool keeps none.
 bool is_address_space_limited() {
   rlimit limit;
   return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
@@ -83,8 +80,7 @@ struct Pool {
   const size_t capacity = pool_capacity();  // the most bytes of free blocks
   std::mutex mutex;                         // guards the list
 
-  // Removes the newest block that has exactly `size` bytes of data, and returns it. Returns null if
-  // there is none.
+  // Removes and returns the newest block with exactly `size` bytes of data, or returns null.
   Header* take(size_t size) {
     const std::lock_guard lock(mutex);
     for (Header** link = &first; *link != nullptr; link = &(*link)->next) {
@@ -102,7 +98,6 @@ struct Pool {
     while (bytes > capacity) unmap(remove_oldest());
   }
 
-  // Unmaps all blocks. Returns whether there were any.
   bool unmap_all() {
     const std::lock_guard lock(mutex);
     const bool has_any = first != nullptr;
@@ -112,9 +107,9 @@ struct Pool {
 
  private:
   Header* first = nullptr;
-  size_t bytes = 0;  // the size of all blocks' data
+  size_t bytes = 0;  // of all blocks' data
 
-  // Removes the block that *link points to from the list, and returns it.
+  // Removes the block that *link points to.
   Header* remove(Header** link) {
     Header* const header = *link;
     *link = header->next;
@@ -144,7 +139,6 @@ size_t round_up_to_huge_pages(size_t bytes) {
   return (bytes + kHugePage - 1) / kHugePage * kHugePage;
 }
 
-// Maps fresh memory. Returns null where the system declines.
 char* map_memory(size_t bytes) {
   void* const mapped =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -154,8 +148,8 @@ char* map_memory(size_t bytes) {
 // Maps a block of `bytes` bytes of data, a multiple of kHugePage. Returns null where the system
 // declines.
 Header* map_block(size_t bytes) {
-  // mmap may align to an ordinary page only. With two huge pages more than the data there is room
-  // for a header, and then for data that begins at a multiple of kHugePage.
+  // mmap may align to an ordinary page only. Two huge pages more than the data leave room for a
+  // header and for the alignment of the data.
   static_assert(kHeaderBytes <= kHugePage, "two huge pages have room for header and alignment");
   const size_t mapped_bytes = bytes + 2 * kHugePage;
   char* mapped = map_memory(mapped_bytes);

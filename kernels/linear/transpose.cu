@@ -1,18 +1,14 @@
-// A transposed copy of a float32 matrix:
+// A transposed copy of a float32 matrix: target [rows, columns] = source [columns, rows]^T. Strides
+// may be larger than a row, and rows need not be aligned.
 //
-//   target [rows, columns] = source [columns, rows]^T
-//
-// In both matrices, the elements of a row are adjacent. The stride from one row to the next may be
-// larger than a row, and rows need not be aligned.
-//
-// run_gemm.h uses it for operands in a layout that the product's kernel cannot read.
-// sm90/gemm_one_product/launch.cuh uses it for a transposed weight when tiles have to be computed
-// again in TF32. docs/DESIGN.md compares its time with the time of torch's copy.
+// run_gemm.h uses it for operands in a layout that the product's kernel cannot read, and
+// sm90/gemm_one_product/launch.cuh for a transposed weight when tiles have to be computed again in
+// TF32.
 //
 // Why it is fast: global memory is fast only along rows, where neighbouring threads access
-// neighbouring elements. But threads that read along a row of `source` would have to write along a
-// column of `target`. So the matrix passes through shared memory in square tiles. Both matrices are
-// accessed along their rows, four floats a thread, and only shared memory is read down its columns:
+// neighbouring elements, but a direct copy would read or write down columns. So the matrix passes
+// through shared memory in square tiles. Both matrices are accessed along their rows, four floats a
+// thread, and only shared memory is read down its columns:
 //
 //     source                   shared memory                    target
 //
@@ -31,14 +27,13 @@
 
 namespace kernels::transpose_tiles {
 
-// The constants of transpose_kernel and of its launch.
 struct TransposeConfig {
   static constexpr int kTile = 64;  // elements a side of a tile
   // Floats from one row of the tile to the next in shared memory. The odd number spreads the
   // elements of a column over all banks.
   static constexpr int kPitch = kTile + 1;
-  static constexpr int kThreads = 256;  // of a block
-  static constexpr int kVector = 4;     // neighbouring elements that a thread moves at a time
+  static constexpr int kThreads = 256;
+  static constexpr int kVector = 4;  // neighbouring elements that a thread moves at a time
   // A segment is the part of a row of `source`, or of a row of `target`, that is in one tile.
   static constexpr int kThreadsPerSegment = kTile / kVector;
   static constexpr int kSegmentsAtOnce = kThreads / kThreadsPerSegment;
@@ -85,7 +80,6 @@ __device__ __forceinline__ void read_tile(const Transposition& t, int64_t first_
   }
 }
 
-// Writes the tile along the rows of `target`.
 __device__ __forceinline__ void write_tile(const Transposition& t, int64_t first_row,
                                            int64_t first_column, const Share& share,
                                            const SharedTile& tile) {
@@ -100,15 +94,14 @@ __device__ __forceinline__ void write_tile(const Transposition& t, int64_t first
     float v[kVector];
 #pragma unroll
     for (int j = 0; j < kVector; ++j) v[j] = tile[share.place + j][segment];
-    // The number of elements that the row has from `column` on. Past the end of the row it is 0 or
-    // less.
+    // The elements of the row from `column` on: 0 or less past its end.
     const int64_t count = t.columns - column;
     store_four(t.target + row * t.target_stride + column, v, count, is_aligned && count >= kVector);
   }
 }
 
-// Makes the copy. If is_needed is not null and points to a 0, it makes none: an earlier kernel has
-// found that the copy is not needed. A block handles tiles that are gridDim.x apart.
+// Makes the copy, unless is_needed (launchers.h) points to a 0. A block's tiles are gridDim.x
+// apart.
 __global__ void __launch_bounds__(TransposeConfig::kThreads)
     transpose_kernel(const __grid_constant__ Transposition t, const unsigned* is_needed) {
   constexpr int kTile = TransposeConfig::kTile;

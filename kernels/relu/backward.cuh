@@ -1,5 +1,5 @@
-// relu_backward_kernel, ReLU's backward for a gradient that is dense and aligned, or constant:
-// grad_input = grad_output where the mask's bit is 1, else 0. relu.cu launches it.
+// relu_backward_kernel, ReLU's backward for a gradient that is dense and aligned, or constant.
+// relu.cu launches it.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace kernels::relu {
 
-// The work of one thread of relu_backward_kernel. Its vector u begins at element first + offset,
-// where offset = u * kStride (ThreadElements).
+// The work of one thread of relu_backward_kernel (ThreadElements explains `first`, kStride and
+// `offset`).
 template <typename Config, typename Bits>
 struct BackwardOfThread {
   using Index = typename Config::Index;
@@ -27,14 +27,13 @@ struct BackwardOfThread {
   Index first;
   uint64_t policy;
 
-  // Loads the byte of the mask that has the bit of element i.
   __device__ uint32_t load_mask_byte(Index i) const {
     if constexpr (Config::kIsLarge) return load_mask(mask + i / 8, policy);
     return mask[i / 8];
   }
 
-  // Loads v from grad_output + first + offset. For a constant gradient, fills v with the single
-  // element of grad_output.
+  // Loads v from grad_output + first + offset, or fills v with the single element of a constant
+  // gradient.
   __device__ void load_gradient(Vector<Bits>& v, int offset) const {
     if (is_constant) {
       for (Bits& value : v.value) value = *grad_output;
@@ -45,8 +44,8 @@ struct BackwardOfThread {
   }
 
   // Sets the elements of v whose mask bit is 0 to 0, and stores v at grad_input + first + offset.
-  // `byte` is the byte of the mask that has the bits of these elements. If v has fewer than 8
-  // elements, the byte also has bits of elements before or after them.
+  // `byte` is the byte of the mask with the bits of these elements and, if v has fewer than 8, of
+  // neighbours.
   __device__ void store_masked(Vector<Bits>& v, int offset, uint32_t byte) const {
     const uint32_t bits = byte >> ((first + offset) % 8);  // bit j belongs to v.value[j]
 #pragma unroll
@@ -57,7 +56,6 @@ struct BackwardOfThread {
     store_vector(grad_input + first + offset, v);
   }
 
-  // Computes the thread's elements in a block whose vectors all exist.
   __device__ void select_in_full_block() const {
     Vector<Bits> v[kVectors];
     uint32_t byte[kVectors];
@@ -71,7 +69,7 @@ struct BackwardOfThread {
     for (int u = 0; u < kVectors; ++u) store_masked(v[u], u * kStride, byte[u]);
   }
 
-  // In the last block, threads take whole vectors. Then each of the elements that are left has a
+  // In the last block, threads take whole vectors, and each of the elements that are left has a
   // thread of its own.
   __device__ void select_in_last_block() const {
     const Index vectors_end = n - n % kSize;
@@ -105,9 +103,9 @@ struct BackwardOfThread {
 };
 
 // grad_input[i] = mask bit i ? grad_output[i] : 0, for i < n. If is_constant, grad_output is one
-// element, which is used for every i; out.sum() sends such a gradient back. The kernel selects
-// elements and never computes with them. It therefore handles them as unsigned integers of their
-// size, Bits, so that float16 and bfloat16 share a kernel.
+// element, which is used for every i. The kernel selects elements and never computes with them. It
+// therefore handles them as unsigned integers of their size, Bits, so that float16 and bfloat16
+// share a kernel.
 template <typename Bits, typename Config>
 __global__ void __launch_bounds__(Config::kThreads)
     relu_backward_kernel(const Bits* grad_output, bool is_constant, const uint8_t* mask,

@@ -11,19 +11,18 @@
 
 namespace kernels::relu {
 
-// The constants of relu_backward_strided_kernel.
 struct StridedConfig {
   static constexpr int kThreads = 256;
   // Elements of a thread, kThreads apart, if grad_output has stride 1 in dimension 0 of its layout.
-  // For any other stride one element is faster, and a thread has one (docs/EXPERIMENTS.md, "ReLU on
-  // a GPU").
+  // For any other stride, a thread has one, which is then faster (docs/EXPERIMENTS.md, "ReLU on a
+  // GPU").
   static constexpr int kElements = 4;
 };
 
 // Returns where element i of the gradient is: its distance from grad_output, in elements. i counts
-// in the order of grad_input's memory, where dimension 0 of the layout is the innermost. For
-// example, with sizes (3, 5) and strides (5, 1), element 4 has the coordinates (4 % 3, 4 / 3) =
-// (1, 1), and its distance is 1 * 5 + 1 * 1 = 6.
+// in the order of grad_input's memory, where dimension 0 of the layout is the innermost. With sizes
+// (3, 5) and strides (5, 1), for example, element 4 has the coordinates 4 % 3 = 1 and 4 / 3 = 1,
+// and its distance is 1 * 5 + 1 * 1 = 6.
 __device__ inline int64_t strided_offset(const GradientLayout& layout, uint32_t i) {
   int64_t offset = 0;
   // Divides by the sizes of all dimensions but the outermost. The number of steps is a constant, so
@@ -40,8 +39,7 @@ __device__ inline int64_t strided_offset(const GradientLayout& layout, uint32_t 
   return offset + i * layout.strides[layout.dimensions - 1];
 }
 
-// The arrays of relu_backward_strided_kernel. Elements are handled as unsigned integers of their
-// size, Bits.
+// The arrays of relu_backward_strided_kernel, of unsigned integers as in relu_backward_kernel.
 template <typename Bits>
 struct StridedBackward {
   const Bits* grad_output;
@@ -50,22 +48,19 @@ struct StridedBackward {
   Bits* grad_input;  // [n], dense
   uint32_t n;
 
-  // Returns whether the gradient of element i passes.
   __device__ bool passes(uint32_t i) const { return (mask[i / 8] >> (i % 8)) & 1; }
 
-  // Loads the gradient of element i.
   __device__ Bits load_gradient(uint32_t i) const { return grad_output[strided_offset(layout, i)]; }
 
-  // Computes grad_input[i]. Reads the gradient only where it passes: a typical mask saves half of
-  // the scattered reads.
+  // Reads the gradient only where it passes: a typical mask saves half of the scattered reads.
   __device__ void select_one(uint32_t i) const {
     if (i >= n) return;
     grad_input[i] = passes(i) ? load_gradient(i) : Bits{0};
   }
 
-  // Computes kElements elements of grad_input, kThreads apart, from `first` on. All are loaded
-  // before any is stored, so that the loads overlap. Past the end, the last element is loaded
-  // again, and nothing is stored.
+  // Computes kElements elements, kThreads apart, from `first` on. All are loaded before any is
+  // stored, so that the loads overlap. Past the end, the last element is loaded again, and nothing
+  // is stored.
   __device__ void select_several(uint32_t first) const {
     constexpr int kElements = StridedConfig::kElements;
     Bits gradient[kElements];
@@ -83,7 +78,6 @@ struct StridedBackward {
     }
   }
 
-  // Computes the elements of a thread, 1 or kElements, of which `first` is the first.
   __device__ void select_elements(uint32_t first, int elements_of_thread) const {
     if (elements_of_thread == 1) {
       select_one(first);

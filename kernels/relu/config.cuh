@@ -15,42 +15,35 @@ namespace kernels::relu {
 
 // How the threads of a launch share the elements. A "vector" is the elements of one 16-byte access.
 // A block handles kThreads * kVectors adjacent vectors. The vectors of one thread are kThreads
-// vectors apart, so that the threads of a warp always access adjacent vectors. With kVectors = 2,
-// the vectors of a block belong to these threads:
+// vectors apart, so that the threads of a warp always access adjacent vectors. With kVectors = 2:
 //
 //   thread   0  1  2  ...  kThreads-1   0  1  2  ...  kThreads-1
 //            `---- their vector 0 ---'  `---- their vector 1 ---'
 template <int kThreadsOfBlock, int kVectorsOfThread, bool kIsLargeTensor>
 struct ReluConfig {
   static constexpr int kThreads = kThreadsOfBlock;
-  static constexpr int kVectors = kVectorsOfThread;  // a thread's
-  // Large tensors have 64-bit indices, and their loads ask L2 to evict the lines last (SizeLimits
-  // says why).
+  static constexpr int kVectors = kVectorsOfThread;
+  // Large tensors have 64-bit indices, and their loads ask L2 to evict the lines last.
   static constexpr bool kIsLarge = kIsLargeTensor;
   using Index = std::conditional_t<kIsLarge, int64_t, uint32_t>;
 };
 
-// Blocks of 128 to 384 threads are equally fast for large tensors on an H200. Blocks of 32 or 64
-// threads are slower.
+// For large tensors on an H200, blocks of 128 to 384 threads are equally fast; 32 or 64 are slower.
 using Large = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/true>;
 using Small = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/false>;
 using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/false>;
 // With a mask, this is faster than Small (measured for an x of 8 MiB on an H200).
 using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
 
-// choose_config chooses among the configurations above by the bytes of the input (x; in backward,
-// the gradient of the output). These are its limits.
+// The limits of choose_config, in bytes of the input (x; in backward, the gradient of the output).
 struct SizeLimits {
-  // From these sizes on, the input is large, and L2 is told to evict the input's lines last. That
-  // is faster. The cause was not measured; probably L2 then evicts lines of results sooner, and
-  // writes more neighbouring ones to memory at a time. For a smaller x it is slower: without a
-  // mask, repeated calls with one x of 64 MiB took 6% longer (docs/EXPERIMENTS.md, "ReLU on a
-  // GPU").
+  // From these sizes on, L2 is told to evict the input's lines last. That is faster
+  // (docs/DESIGN.md, "ReLU on a GPU", has the probable reason), but for a smaller x it is slower
+  // (docs/EXPERIMENTS.md, "ReLU on a GPU").
   static constexpr int64_t kLarge = 256 << 20;         // without a mask
   static constexpr int64_t kLargeWithMask = 64 << 20;  // with a mask, and in backward
   // Between these sizes, without a mask, a thread has four vectors. For fewer bytes, one vector
-  // wins because its code is shorter. For more bytes, one vector wins as well
-  // (docs/EXPERIMENTS.md, "ReLU on a GPU").
+  // wins because its code is shorter; for more bytes, one wins as well (the same tables).
   static constexpr int64_t kFourVectorsBegin = 512 << 10;
   static constexpr int64_t kFourVectorsEnd = 20 << 20;
 };
@@ -75,14 +68,13 @@ int choose_config(int64_t n, const Body& body) {
 
 // ----------------------------------------------------------------------- the elements of a thread
 
-// The elements of a thread. Vector u begins at element first + u * kStride. The functions of
-// ForwardOfThread and BackwardOfThread take u * kStride as `offset`. It is a compile-time constant,
-// because loops over u are unrolled, and so all accesses of a thread share one base register. kSize
-// is the number of elements of a vector.
+// The elements of a thread. Vector u, of kSize elements, begins at element first + u * kStride. The
+// functions of ForwardOfThread and BackwardOfThread take u * kStride as `offset`: a constant in
+// unrolled loops, so that all accesses of a thread share one base register.
 template <typename Config, int kSize>
 struct ThreadElements {
   using Index = typename Config::Index;
-  static constexpr int kStride = Config::kThreads * kSize;  // elements between vectors
+  static constexpr int kStride = Config::kThreads * kSize;
   static constexpr int kBlockElements = kStride * Config::kVectors;
   const Index block_first = static_cast<Index>(blockIdx.x) * kBlockElements;
   const Index first = block_first + threadIdx.x * kSize;
@@ -91,7 +83,6 @@ struct ThreadElements {
   __device__ bool block_is_full(Index n) const { return block_first + kBlockElements <= n; }
 };
 
-// Returns the number of blocks that n elements of type T need.
 template <typename T, typename Config>
 int count_blocks(int64_t n) {
   return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlockElements);

@@ -1,4 +1,4 @@
-// relu_kernel, ReLU's forward: out = x < 0 ? 0 : x and, in training, the mask. relu.cu launches it.
+// relu_kernel, ReLU's forward, which relu.cu launches.
 
 #pragma once
 
@@ -13,11 +13,10 @@ namespace kernels::relu {
 
 // ---------------------------------------------------------------------------------------- the mask
 
-// Combines the bits of the threads that share a byte of the mask. A thread has the bits of kSize
-// neighbouring elements, bit j for the j-th of them. A byte has the bits of 8 elements, so
-// 8 / kSize threads share it. (In a half type kSize is 8, and there is nothing to combine.) The
-// first of these threads gets the byte, as the lowest byte of the returned word. All threads of a
-// warp must call the function.
+// Combines the bits of the 8 / kSize threads that share a byte of the mask. A thread passes the
+// bits of kSize neighbouring elements, bit j for the j-th of them. The first of these threads gets
+// the byte, as the lowest byte of the returned word. (In a half type kSize is 8, and there is
+// nothing to combine.) All threads of a warp must call the function.
 template <int kSize>
 __device__ uint32_t combine_bits(uint32_t bits) {
   if constexpr (kSize == 1) {
@@ -34,8 +33,7 @@ __device__ uint32_t combine_bits(uint32_t bits) {
 
 // -------------------------------------------------------------------------------------- the kernel
 
-// The work of one thread of relu_kernel. Its vector u begins at element first + offset, where
-// offset = u * kStride (ThreadElements).
+// The work of one thread of relu_kernel (ThreadElements explains `first`, kStride and `offset`).
 template <typename Config, bool kMask, typename T>
 struct ForwardOfThread {
   using Index = typename Config::Index;
@@ -50,9 +48,9 @@ struct ForwardOfThread {
   Index first;
   uint64_t policy;
 
-  // Stores the mask bits of kCount elements, of which element i is the first. Bit j of `bits`
-  // belongs to element i + j. All threads of a warp must call this function, because they exchange
-  // bits; a thread whose elements do not exist passes exists = false and stores nothing.
+  // Stores the mask bits of kCount elements, bit j of `bits` for element i + j. All threads of a
+  // warp must call this function, because they exchange bits; a thread whose elements do not exist
+  // passes exists = false and stores nothing.
   template <int kCount>
   __device__ void store_bits(int64_t i, uint32_t bits, bool exists) const {
     bits = combine_bits<kCount>(bits);
@@ -73,9 +71,8 @@ struct ForwardOfThread {
     return load_vector(words);
   }
 
-  // Applies ReLU to the vector of x whose first element is first + offset. Stores the results and,
-  // if kMask, the mask bits. If kMask, all threads of a warp must call it, as store_bits demands; a
-  // thread whose vector does not exist passes exists = false.
+  // Applies ReLU to the vector of x at first + offset. Stores the results and, if kMask, the mask
+  // bits. If kMask, all threads of a warp must call it, and `exists` is as in store_bits.
   __device__ void finish_vector(const Vector<uint32_t>& words, int offset, bool exists) const {
     if (!kMask && !exists) return;
     Vector<T> v;
@@ -93,7 +90,6 @@ struct ForwardOfThread {
     if (exists) store_vector(out + first + offset, v);
   }
 
-  // Computes the thread's elements in a block whose vectors all exist.
   __device__ void compute_in_full_block() const {
     Vector<uint32_t> words[kVectors];
 #pragma unroll
@@ -103,9 +99,9 @@ struct ForwardOfThread {
   }
 
   // In the last block, the elements before vectors_end are handled as vectors. Each of the rest,
-  // fewer than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of
-  // 8, so that the rest shares no byte of the mask with a vector. Threads without elements take
-  // part in the exchange of bits, with zeros.
+  // fewer than 8 elements, has a thread of its own. With a mask, vectors_end is a multiple of 8, so
+  // that the rest shares no byte of the mask with a vector, and threads without elements take part
+  // in the exchange of bits, with zeros.
   __device__ void compute_in_last_block() const {
     constexpr int kElementsTogether = kMask ? 8 : kSize;
     const Index vectors_end = n - n % kElementsTogether;
@@ -136,8 +132,7 @@ struct ForwardOfThread {
   }
 };
 
-// out[i] = x[i] < 0 ? 0 : x[i], for i < n. mask has (n + 7) / 8 bytes if kMask, and is null
-// otherwise.
+// out[i] = x[i] < 0 ? 0 : x[i], for i < n. mask has (n + 7) / 8 bytes if kMask, else it is null.
 template <typename T, typename Config, bool kMask>
 __global__ void __launch_bounds__(Config::kThreads)
     relu_kernel(const T* x, T* out, uint8_t* mask, typename Config::Index n) {

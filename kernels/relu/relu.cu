@@ -1,33 +1,20 @@
-// ReLU on CUDA, forward and backward.
+// ReLU on CUDA, forward and backward. relu_op.cpp calls this file through launchers.h, which says
+// what the functions compute. The file launches these kernels:
 //
-// The three kernels:
+//   forward.cuh            relu_kernel: out = relu(x) and, in training, the mask
+//   backward.cuh           relu_backward_kernel, for a grad_output that is dense and aligned to 16
+//                          bytes, or constant
+//   backward_strided.cuh   relu_backward_strided_kernel, for a grad_output of any strides, at any
+//                          address
 //
-//   forward.cuh            relu_kernel: out = x < 0 ? 0 : x. In training it also packs the mask:
-//                          one bit for each element, which tells backward where the gradient
-//                          passes.
-//   backward.cuh           relu_backward_kernel: grad_input = grad_output where the mask's bit is
-//                          1, else 0.
-//   backward_strided.cuh   relu_backward_strided_kernel: the same for a grad_output that is not
-//                          dense in memory, or not aligned.
+// config.cuh says how the threads of the first two share the elements.
 //
-// This file launches them; relu_op.cpp calls it through launchers.h.
+// Why no kernel can be much faster: memory is the limit, and each element is read once and written
+// once, as in a copy of x. docs/BENCHMARKS.md has the times of both. The mask adds little to that
+// traffic: in float32, 1/32 of the bytes of x.
 //
-// Shapes: x, out, grad_output and grad_input have n elements of one dtype. The kernels see them as
-// flat arrays that begin at multiples of 16 bytes, with two exceptions: a constant grad_output is a
-// single element at any address, and relu_backward_strided_kernel reads a grad_output of any
-// strides at any address.
-// The mask has (n + 7) / 8 bytes. Bit i % 8 of byte i / 8 belongs to element i.
-//
-// Why no kernel can be much faster: ReLU does one comparison for each element, which costs nothing
-// beside the memory traffic. Every element of x is read once, and every element of out is written
-// once, so the practical limit is a copy of x. docs/BENCHMARKS.md has the times of both. On large
-// tensors relu_kernel is even faster than the copy, because of a hint to L2 (SizeLimits in
-// config.cuh). In training, forward also writes the mask, which in float32 is 1/32 of the bytes of
-// x. Backward reads these bits, where torch's backward reads the saved output.
-//
-// For large tensors the best form is the simplest: each thread has one vector of 16 bytes, and each
-// block ends when its elements are done. docs/EXPERIMENTS.md, "ReLU on a GPU", has the forms that
-// are slower.
+// For large tensors the simplest form is the fastest: each thread has one vector of 16 bytes, and
+// each block ends when its elements are done (docs/EXPERIMENTS.md, "ReLU on a GPU").
 
 #include "common/launch.cuh"
 #include "common/vectors.cuh"
@@ -39,9 +26,6 @@
 
 namespace kernels::relu {
 
-// The functions of this file return a cudaError_t as an int.
-
-// Launches forward, with or without a mask.
 template <bool kMask>
 int launch_relu(const ReluArguments& call, CUstream_st* stream) {
   return dispatch_dtype(call.dtype, [&](auto zero) {
@@ -55,7 +39,6 @@ int launch_relu(const ReluArguments& call, CUstream_st* stream) {
   });
 }
 
-// UnsignedOf<kBytes>::Type is the unsigned integer of kBytes bytes.
 template <int kBytes>
 struct UnsignedOf;
 template <>
@@ -71,7 +54,6 @@ struct UnsignedOf<8> {
   using Type = uint64_t;
 };
 
-// Launches backward for a gradient that is dense and aligned, or constant.
 template <typename Bits>
 int launch_backward(const ReluBackwardArguments& call, CUstream_st* stream) {
   // Backward reads a mask, and takes the configurations of a forward that writes one.
@@ -84,7 +66,6 @@ int launch_backward(const ReluBackwardArguments& call, CUstream_st* stream) {
   });
 }
 
-// Launches backward for any other gradient.
 inline int launch_backward_strided(const ReluBackwardArguments& call, CUstream_st* stream) {
   const int elements_of_thread = call.layout.strides[0] == 1 ? StridedConfig::kElements : 1;
   return launch<relu_backward_strided_kernel>(

@@ -1,8 +1,8 @@
 // ReLU on a CPU, forward and backward. launchers.h declares these functions and says what they
-// compute; relu_op.cpp calls them on torch's threads, each for its range begin <= i < end.
+// compute.
 //
 // The memory's bandwidth is the limit. So a thread makes one pass over its elements, in blocks of
-// 64, for results and mask together. In both functions, make_block computes one block.
+// 64 (make_block), for results and mask together.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,9 +1,6 @@
-// The operator relu(x) for torch: out = x < 0 ? 0 : x, element by element. NaN and -0.0 stay as
-// they are.
-//
-// This file decides which calls our kernels compute (relu.cu on a GPU, relu_cpu.cpp on a CPU), and
-// records the backward. torch keeps the whole output for the backward. This operator keeps a mask
-// of one bit for each element instead, which the forward kernel packs.
+// The operator relu(x) for torch. This file decides which calls our kernels compute (relu.cu on a
+// GPU, relu_cpu.cpp on a CPU), and records the backward. The backward reads a mask of one bit for
+// each element, where torch's backward reads the output.
 //
 // The output, the mask and the gradient of x are in the memory order of x, so the kernels see
 // one-dimensional arrays. Only the gradient of the output may have another order (GradientLayout).
@@ -32,7 +29,7 @@ bool is_supported(const Tensor& x) {
 
 // ---------------------------------------------------------------------------------------- forward
 
-// Returns relu(x), and writes the mask unless it is undefined. x has passed the gate.
+// Writes the mask unless it is undefined. x has passed the gate.
 Tensor compute_relu(const Tensor& x, const Tensor& mask) {
   const DeviceGuard guard(x);
   const Tensor out = allocate_like(x);
@@ -60,10 +57,9 @@ constexpr GradientLayout kConstantLayout{/*dimensions=*/1, /*sizes=*/{1}, /*stri
 // Returns a gradient's layout with as few dimensions as possible, or nothing if that is more than
 // kMaxDimensions. Two neighbouring dimensions merge into one if one stride covers both.
 //
-// Example: the output is a contiguous [2, 3, 4], and so is the gradient, with strides (12, 4, 1).
-// Each stride is the size times the stride of the next inner dimension (12 = 3 * 4, 4 = 4 * 1). So
-// all three merge into one dimension of size 24 and stride 1. With strides (24, 8, 2), they merge
-// into one of size 24 and stride 2 (24 = 3 * 8, 8 = 4 * 2).
+// Example: the output is a contiguous [2, 3, 4], and the gradient has the strides (24, 8, 2). Each
+// stride is the size times the stride of the next inner dimension (24 = 3 * 8, 8 = 4 * 2), so all
+// three merge into one dimension of size 24 and stride 2.
 std::optional<GradientLayout> merged_layout(const Tensor& grad, at::IntArrayRef output_strides) {
   c10::DimVector dimensions;  // without dimensions of size 1
   for (int64_t d = 0; d < grad.dim(); ++d) {
@@ -131,16 +127,14 @@ void select_by_mask(const Tensor& mask, const void* grad_output, const GradientL
   run_on_device(mask, run_on_gpu, run_on_cpu);
 }
 
-// Autograd's record of a forward: the mask, and the sizes and strides of the output.
-//
-// The struct is a Node, not a torch::autograd::Function, which takes GCC another second to compile.
+// Autograd's record of a forward. It is a Node, not a torch::autograd::Function, which takes GCC
+// another second to compile.
 struct ReluBackward : Node {
   SavedVariable saved_mask;
   c10::DimVector sizes, strides;  // the output's
 
   std::string name() const override { return "ReluBackward"; }
 
-  // Computes the gradient of x from the gradient of the output.
   variable_list apply(variable_list&& grads) override {
     const Tensor& grad_output = grads[0];
     if (!grad_output.defined()) return {Tensor()};
@@ -167,7 +161,6 @@ struct ReluBackward : Node {
     }
   }
 
-  // Returns the gradient, computed by our kernel.
   Tensor compute_gradient(const Tensor& mask, const Tensor& grad_output,
                           const GradientLayout& layout) const {
     Tensor out;
@@ -184,18 +177,17 @@ struct ReluBackward : Node {
   }
 
   // Returns the gradient, computed by torch's threshold_backward: for derivatives of the gradient,
-  // for vmap, and for gradients that our kernel does not read.
-  //
-  // threshold_backward asks where the forward's output is above 0. It gets a substitute for that
-  // output: a positive number where the mask has a 1, and 0 elsewhere. An element whose bytes are
-  // all 0x3c is a positive number in every dtype.
+  // for vmap, and for gradients that our kernel does not read. threshold_backward asks where the
+  // forward's output is above 0. It gets a substitute for that output: a positive number where the
+  // mask has a 1, and 0 elsewhere.
   Tensor gradient_by_torch(const Tensor& mask, const Tensor& grad_output) {
     const Tensor substitute = allocate_output(mask, sizes, grad_output.scalar_type(), strides);
+    // An element whose bytes are all 0x3c is a positive number in every dtype.
     const Tensor positive = allocate(mask, {sizeof(double)}, at::kByte).fill_(0x3c);
     select_by_mask(mask, positive.const_data_ptr(), kConstantLayout, substitute);
     // threshold_backward also has a derivative by its second argument, the forward's output: zeros.
-    // In torch's graph this argument has an edge to the forward's node. So in a double backward x
-    // gets these zeros as its gradient, and not None. The substitute gets the same edge.
+    // In torch's graph this argument has an edge to the forward's node, so that x gets these zeros,
+    // and not None, as its gradient in a double backward. The substitute gets the same edge.
     if (at::GradMode::is_enabled()) {
       torch::autograd::impl::set_gradient_edge(substitute, {getptr(), 0});
     }

@@ -1,8 +1,5 @@
-// Helpers for elementwise operators such as ReLU: the allocation of outputs, and the loop over the
-// elements on a CPU's threads. relu/relu_op.cpp uses both.
-//
-// Large outputs on a CPU are in huge pages, from a pool (cpu/memory_pool.h), because the page
-// faults of fresh memory take longer than the arithmetic.
+// Helpers for elementwise operators such as ReLU: the allocation of outputs, for which a CPU has
+// the pool of cpu/memory_pool.h, and the loop over the elements on a CPU's threads.
 
 #pragma once
 
@@ -19,9 +16,8 @@ namespace kernels {
 // ---------------------------------------------------------------------- allocation of outputs
 
 // The size from which an output on a CPU is large: it comes from the pool, and is written by stores
-// that bypass the caches. Smaller outputs gain nothing once a program has freed some: glibc's
-// malloc maps fresh memory for each block of more than 32 MiB, but takes smaller blocks from memory
-// that was freed before.
+// that bypass the caches. Smaller outputs gain nothing once a program has freed some, because
+// glibc's malloc maps fresh memory only for blocks of more than 32 MiB.
 constexpr size_t kLargeOutputBytes = 32 << 20;
 
 // The pool as an allocator of torch. If the pool has no memory, torch's own allocator is used.
@@ -66,17 +62,15 @@ inline Tensor allocate_cpu_output(const Tensor& like, at::IntArrayRef sizes, at:
   return allocate(like, sizes, type, strides, allocator);
 }
 
-// Returns an uninitialised tensor on the device of `like`. On a GPU nothing is tried again, because
-// the pool has no memory of a GPU.
 inline Tensor allocate_output(const Tensor& like, at::IntArrayRef sizes, at::ScalarType type,
                               std::optional<at::IntArrayRef> strides) {
   if (like.is_cpu()) return allocate_cpu_output(like, sizes, type, strides);
   return allocate(like, sizes, type, strides);
 }
 
-// Returns an output with the sizes and dtype of a dense tensor, and with the strides that torch's
-// elementwise operators would give it. Those are the strides of `like`, except that torch
-// normalizes the strides of dimensions of size 1 in contiguous and channels_last tensors.
+// Returns an output with the sizes and dtype of `like`, a dense tensor, and with the strides that
+// torch's elementwise operators would give it. They are those of `like`, but torch normalizes the
+// strides of dimensions of size 1 in contiguous and channels_last tensors.
 inline Tensor allocate_like(const Tensor& like) {
   const at::IntArrayRef sizes = like.sizes();
   const at::ScalarType type = like.scalar_type();
@@ -90,14 +84,12 @@ inline Tensor allocate_like(const Tensor& like) {
 
 // ------------------------------------------------------------------------- a CPU's threads
 
-// Computes the elements begin <= i < end of an output. If bypasses_caches, it writes them by stores
-// that bypass the caches.
+// Computes the elements begin <= i < end of an output (map_blocks.h explains bypasses_caches).
 using RangeFunction = c10::function_ref<void(int64_t begin, int64_t end, bool bypasses_caches)>;
 
 // Calls `work` for the elements begin <= i < end of a block of the pool, one huge page at a time.
-//
-// The last byte of each range is written before `work` gets the range. Linux clears a huge page
-// when it is first touched, and clears the touched part of it last. If that part is the page's end,
+// The last byte of a range is written before `work` gets the range, because Linux clears a huge
+// page when it is first touched, and the touched part of it last. If that part is the page's end,
 // Linux clears the page at ascending addresses, which takes half the time (AMD EPYC, Linux 6.18).
 inline void for_elements_by_pages(char* block, int64_t element_bytes, int64_t begin, int64_t end,
                                   RangeFunction work) {
@@ -113,11 +105,8 @@ inline void for_elements_by_pages(char* block, int64_t element_bytes, int64_t be
 }
 
 // Writes all elements of `out`, which is on a CPU, by calls of `work` for ranges of them. If there
-// are more than kGrain elements, several of torch's threads make the calls. The caches are bypassed
-// if `out` is large.
-//
-// Each range begins at a multiple of kRangeStep, and so of 8. So no two threads write to one byte
-// of a mask, as the functions of launchers.h demand.
+// are more than kGrain elements, several of torch's threads make the calls. Each range begins at a
+// multiple of kRangeStep, and so of 8, as the functions of launchers.h demand.
 inline void for_each_range(const Tensor& out, RangeFunction work) {
   constexpr int64_t kRangeStep = 64;
   static_assert(cpu::kHugePage % (kRangeStep * sizeof(double)) == 0,
@@ -128,9 +117,9 @@ inline void for_each_range(const Tensor& out, RangeFunction work) {
   const int64_t element_bytes = out.element_size();
   char* const data = static_cast<char*>(out.mutable_data_ptr());
   const bool is_large = out.nbytes() >= kLargeOutputBytes;
-  // for_elements_by_pages counts pages from element 0. Those are the system's huge pages only if
-  // `out` begins where a huge page begins, as the pool's blocks do. If the pool has no memory,
-  // `out` is in torch's memory, which may begin anywhere.
+  // for_elements_by_pages counts pages from element 0, so `out` has to begin with a huge page, as
+  // the pool's blocks do. If the pool has no memory, `out` is in torch's memory, which may begin
+  // anywhere.
   const bool begins_with_page = reinterpret_cast<uintptr_t>(data) % cpu::kHugePage == 0;
   const bool goes_by_pages = is_large && begins_with_page;
 

@@ -1,4 +1,4 @@
-// Helpers for torch's dispatcher and for autograd, which every operator uses.
+// Helpers for torch's dispatcher and for autograd.
 //
 // An operator NAME has several functions. The dispatcher picks one by the dispatch keys of a call:
 //
@@ -16,7 +16,7 @@
 //                               saved, whichever build runs them. In a process with several builds
 //                               it is the operator of the build that was loaded first.
 //
-// The compiler gets the own namespace as an identifier, such as
+// The compiler gets the own namespace as a macro, such as
 // -DKERNELS_NAMESPACE=relu_divide_kernels_1f3a. Without the macro the two names are one.
 
 #pragma once
@@ -45,10 +45,9 @@ using torch::autograd::variable_list;
 // ------------------------------------------------------------------------------ the kind of a call
 
 // Returns true if all operands are ordinary dense tensors and the thread is in no special mode.
-// `keys` are the dispatch keys of all operands together.
-//
-// Subclasses and sparse, quantized, nested, named, conjugated and lazy tensors are not ordinary.
-// Special modes are Python's dispatch modes, torch.func's transforms and traces.
+// `keys` are the dispatch keys of all operands together. Subclasses and sparse, quantized, nested,
+// named, conjugated and lazy tensors are not ordinary. Special modes are Python's dispatch modes,
+// torch.func's transforms and traces.
 inline bool is_plain(c10::DispatchKeySet keys) {
   constexpr c10::DispatchKeySet kPlain({DispatchKey::CPU, DispatchKey::CUDA,
                                         DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
@@ -81,8 +80,8 @@ inline bool has_tangent(const Tensor& x) { return x._fw_grad(/*level=*/0).define
 #define KERNELS_STRINGIFY(identifier) KERNELS_STRINGIFY_EXPANDED(identifier)
 
 enum class Namespace {
-  kOwn,     // KERNELS_NAMESPACE, this build's
-  kStable,  // relu_divide_kernels, the same for all builds
+  kOwn,
+  kStable,
 };
 
 inline std::string namespace_name(Namespace name_space) {
@@ -95,24 +94,20 @@ inline std::string namespace_name(Namespace name_space) {
 //   const auto relu =
 //       Operator("relu(Tensor input) -> Tensor").impl_dense(relu_without_autograd);
 //
-// A namespace that has the operator already keeps it, and nothing is registered there. This happens
-// in the stable namespace if another build was loaded before, or if both namespaces are one.
-//
-// Saved programs rely on the stable operator's schema. So a changed schema needs a new name.
+// A namespace that has the operator already keeps it, and nothing is registered there. Saved
+// programs rely on the stable operator's schema, so a changed schema needs a new name.
 class Operator {
  public:
   explicit Operator(const std::string& signature)
       : own_(define(Namespace::kOwn, signature)), stable_(define(Namespace::kStable, signature)) {}
 
-  // Registers the operator's function for a dispatch key, in both namespaces.
   template <typename Function>
   Operator& impl(DispatchKey key, Function* function) {
     return impl(key, function, function);
   }
 
-  // Registers one function in the own namespace and another in the stable namespace. This is for
-  // functions that call further operators: each calls those of the namespace that it is
-  // registered in.
+  // Registers one function in the own namespace and another in the stable namespace, for functions
+  // that call further operators: each calls those of the namespace that it is registered in.
   template <typename Function>
   Operator& impl(DispatchKey key, Function* own_function, Function* stable_function) {
     register_function(Namespace::kOwn, own_, key, own_function);
@@ -120,14 +115,12 @@ class Operator {
     return *this;
   }
 
-  // Registers a function in the own namespace alone.
   template <typename Function>
   Operator& impl_own(DispatchKey key, Function* function) {
     register_function(Namespace::kOwn, own_, key, function);
     return *this;
   }
 
-  // Registers the function for dense tensors on a CPU or a GPU, in both namespaces.
   template <typename Function>
   Operator& impl_dense(Function* function) {
     return impl(DispatchKey::CPU, function).impl(DispatchKey::CUDA, function);
@@ -135,8 +128,8 @@ class Operator {
 
  private:
   struct Definition {
-    std::string full_name;  // namespace::name
-    bool is_new;            // this object defined it
+    std::string full_name;
+    bool is_new;  // this object defined it
   };
 
   static Definition define(Namespace name_space, const std::string& signature) {
@@ -155,11 +148,10 @@ class Operator {
     library_of(name_space).impl(definition.full_name.c_str(), torch::dispatch(key, function));
   }
 
-  // Returns the object that holds a namespace's registrations until the process ends.
-  //
-  // Builds are compiled with -fvisibility=hidden, so that two builds in one process do not share
-  // these static variables. If exported, they would be STB_GNU_UNIQUE symbols, of which the loader
-  // keeps one for the whole process.
+  // Returns the object that holds a namespace's registrations until the process ends. Builds are
+  // compiled with -fvisibility=hidden, so that two builds in one process do not share these static
+  // variables. If exported, they would be STB_GNU_UNIQUE symbols, of which the loader keeps one for
+  // the whole process.
   static torch::Library& library_of(Namespace name_space) {
     static torch::Library own = fragment(Namespace::kOwn);
     static torch::Library stable = fragment(Namespace::kStable);
@@ -188,9 +180,8 @@ auto call_operator(Namespace name_space, const std::string& name, const Argument
 
 // --------------------------------------------------------------------------------------- autograd
 
-// Makes an autograd node of type T, which returns the inputs' gradients in their order.
-//
-// torch holds nodes by std::shared_ptr up to version 2.12, and by c10::intrusive_ptr from 2.13 on.
+// Makes an autograd node of type T, which returns the inputs' gradients in their order. torch holds
+// nodes by std::shared_ptr up to version 2.12, and by c10::intrusive_ptr from 2.13 on.
 template <typename T, typename... Inputs>
 auto make_node(const Inputs&... inputs) {
   using Pointer = decltype(torch::autograd::Edge::function);

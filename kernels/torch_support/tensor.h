@@ -1,7 +1,5 @@
-// Helpers for torch's tensors, which every operator uses: dtypes, devices, allocation, streams.
-//
-// The functions do not call torch's dispatcher, because that would show in the time of calls on
-// small tensors.
+// Helpers for torch's tensors: dtypes, devices, allocation, streams. They do not call torch's
+// dispatcher, because that would show in the time of calls on small tensors.
 
 #pragma once
 
@@ -34,10 +32,9 @@ using at::Tensor;
 // limit, at::internal::GRAIN_SIZE.
 constexpr int64_t kGrain = 32768;
 
-// Raises a RuntimeError in Python.
-//
-// The message is one string because TORCH_CHECK joins several arguments with a C++ stream. Streams
-// crash in an extension whose toolchain links it with another libstdc++ than torch's.
+// Raises a RuntimeError in Python. The message is one string because TORCH_CHECK joins several
+// arguments with a C++ stream, and streams crash in an extension whose toolchain links it with
+// another libstdc++ than torch's.
 [[noreturn, gnu::cold]] inline void fail(const std::string& message) {
   TORCH_CHECK(false, message);
   std::abort();  // Not reached: TORCH_CHECK throws, but it is not declared [[noreturn]].
@@ -71,12 +68,11 @@ inline std::optional<DType> kernel_dtype(at::ScalarType type) {
   }
 }
 
-// Returns whether the elements of x begin at a multiple of `bytes` bytes.
 inline bool is_aligned(const Tensor& x, int64_t bytes = kVectorBytes) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
 }
 
-// Returns the number of rows of x [..., N], which is the product of all sizes but the last.
+// Returns the number of rows of x [..., N]: the product of all sizes but the last.
 inline int64_t rows_of(const Tensor& x) {
   return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
 }
@@ -110,8 +106,7 @@ class DeviceGuard {
 inline c10::Allocator* torch_cpu_allocator() { return c10::GetAllocator(at::kCPU); }
 
 // Returns an uninitialised tensor on the device of `like`, contiguous unless strides are passed.
-//
-// On a CPU the memory is from `cpu_allocator`, on a GPU from torch's caching allocator.
+// Its memory is from `cpu_allocator` or, on a GPU, from torch's caching allocator.
 inline Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef sizes,
                        at::ScalarType type, std::optional<at::IntArrayRef> strides = std::nullopt,
                        c10::Allocator* cpu_allocator = torch_cpu_allocator()) {
@@ -128,10 +123,9 @@ inline Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef size
 }
 
 #ifdef KERNELS_WITH_CUDA
-// Calls launch(stream) for x, which has to be on a GPU.
-//
-// `stream` is the current stream of x's device, which has to be the current device. `launch`
-// returns the cudaError_t of its launches as an int; an error is raised in Python.
+// Calls launch(stream) for x on a GPU. `stream` is the current stream of x's device, which has to
+// be the current device. `launch` returns the cudaError_t of its launches as an int; an error is
+// raised in Python.
 template <typename Launch>
 void run_on_gpu_only(const Tensor& x, const Launch& launch) {
   const int status = launch(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
@@ -139,10 +133,9 @@ void run_on_gpu_only(const Tensor& x, const Launch& launch) {
 }
 #endif
 
-// Calls on_gpu(stream) if x is on a GPU, as run_on_gpu_only does, and on_cpu() otherwise.
-//
-// on_gpu has to be a generic lambda, [](auto stream) { ... }. A build without CUDA never
-// instantiates it, so the build links although it has no functions of kernels::cuda.
+// Calls on_gpu(stream) if x is on a GPU, as run_on_gpu_only does, and on_cpu() otherwise. on_gpu
+// has to be a generic lambda, [](auto stream) { ... }, which a build without CUDA never
+// instantiates, so that the build links although it has no functions of kernels::cuda.
 template <typename OnGpu, typename OnCpu>
 void run_on_device([[maybe_unused]] const Tensor& x, [[maybe_unused]] const OnGpu& on_gpu,
                    const OnCpu& on_cpu) {

@@ -1,9 +1,5 @@
-// The kernels of the fused pass's backward, which fused_pass.cu launches:
-//
-//   backward_kernel    grad_z = mask bit ? grad_output / divisor : 0; for each block of rows,
-//                      the sums of the columns of grad_z
-//
-//   grad_bias_kernel   grad_bias, the totals of those sums
+// The kernels of the fused pass's backward, which fused_pass.cu launches: backward_kernel computes
+// grad_z and, for each block of rows, the sums of its columns; grad_bias_kernel adds up those sums.
 
 #pragma once
 
@@ -18,24 +14,21 @@
 
 namespace kernels::fused_pass {
 
-// The constants of backward_kernel.
 struct BackwardConfig {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
-  // Rows that a thread loads before it stores the first. docs/EXPERIMENTS.md, "The fused pass", has
-  // the times of one row and of four.
+  // Rows that a thread loads before it stores the first (docs/EXPERIMENTS.md, "The fused pass").
   static constexpr int kRowsInFlight = 2;
   // A thread adds up this many of its rows to a subtotal, and then the subtotals, so that the
   // rounding error stays small however many rows it has.
   static constexpr int kSubtotalRows = 64;
   static_assert(kSubtotalRows % kRowsInFlight == 0, "the rows in flight are of one subtotal");
   // The grid has about as many blocks as this many multiprocessors run at once. An H200 has a few
-  // more, 132, but this way each warp of grad_bias_kernel adds up at most kSubtotalRows
-  // rows (its static_assert). With twice as many blocks, half types take longer
-  // (docs/EXPERIMENTS.md, "The fused pass").
+  // more, 132, but this way each warp of grad_bias_kernel adds up at most kSubtotalRows rows. With
+  // twice as many blocks, half types take longer (docs/EXPERIMENTS.md, "The fused pass").
   static constexpr int64_t kMultiprocessors = 128;
 
-  // Blocks that a multiprocessor runs at once. The compiler keeps registers few enough for that.
+  // Blocks that a multiprocessor runs at once, for which the compiler keeps registers few enough.
   __host__ __device__ static constexpr int blocks_per_multiprocessor(int element_bytes) {
     return element_bytes < 8 ? 4 : 3;
   }
@@ -44,7 +37,7 @@ struct BackwardConfig {
 // How the threads of backward_kernel share a matrix [m, n]. The columns are divided into strips,
 // which are strip_width vectors wide. A block covers rows_of_block rows of one strip. In a row of
 // the strip it has one thread for each vector, so it handles 256 / strip_width rows at once. With
-// 32 vectors:
+// 32 vectors, the rows of a thread are 8 apart:
 //
 //                 strip of 32 vectors
 //              .-----------------------.
@@ -55,11 +48,10 @@ struct BackwardConfig {
 //   row 8      | t0     t1   ...  t31  |     the threads of warp 0 again
 //   ...
 //
-// The rows of a thread are 8 apart here. Narrow matrices have narrower strips, of which a warp
-// handles several rows at once.
+// Narrow matrices have narrower strips, of which a warp handles several rows at once.
 struct BlockGrid {
   int strip_width = 1;      // vectors of a strip's row: a power of two up to 32
-  int64_t strips;           // strips of the matrix: gridDim.x
+  int64_t strips;           // gridDim.x
   int64_t blocks_of_strip;  // blocks one below the other in a strip: gridDim.y
   int64_t rows_of_block;    // a multiple of rows_at_once()
 
@@ -82,14 +74,13 @@ struct BlockGrid {
     blocks_of_strip = divide_up(m, rows_of_block);
   }
 
-  // Returns the number of rows that a block handles at once.
   int64_t rows_at_once() const { return BackwardConfig::kThreads / strip_width; }
 
  private:
-  // Returns the estimated time of a row of row_vectors vectors with strips of `width` vectors, in
-  // units of a thread's time. It includes idle threads past the end of the row. Example: a row of
-  // 40 vectors takes 2 * (32 + 4) = 72 with strips of 32, 3 * (16 + 4) = 60 with strips of 16, and
-  // 5 * (8 + 4) = 60 with strips of 8. So it gets strips of 8: of equal times, the narrowest wins.
+  // Returns the estimated time of a row with strips of `width` vectors, in units of a thread's
+  // time, including idle threads past the end of the row. Example: for a row of 40 vectors it is 2
+  // * 36 = 72 with strips of 32, 3 * 20 = 60 with strips of 16, and 5 * 12 = 60 with strips of 8.
+  // The row gets strips of 8: of equal times, the narrowest wins.
   static int64_t time_of_row(int64_t row_vectors, int width) {
     constexpr int kTimeOfStrip = 4;  // what a strip adds to the time of its threads
     return divide_up(row_vectors, width) * (width + kTimeOfStrip);
@@ -131,7 +122,7 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
 #pragma unroll
   for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = totals[j];
   __syncthreads();
-  const int element = threadIdx.x / 32;  // this warp adds up this element of the vectors
+  const int element = threadIdx.x / 32;  // of the vectors
   // In the lanes that continue, `vector` is the number of the lane.
   if (threadIdx.x % 32 >= strip_width || element >= elements.count) return;
   Compute<T> sum{0};
@@ -140,7 +131,6 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
   sums[blockIdx.y * n + elements.first_column + element] = sum;
 }
 
-// The arguments of backward_kernel.
 template <typename T>
 struct BackwardArguments {
   const T* grad_output;  // [m, n]
@@ -150,11 +140,11 @@ struct BackwardArguments {
   Compute<T>* sums;  // [gridDim.y, n], or null if no sums are needed
   int64_t m;
   int64_t n;
-  int64_t rows_of_block;  // BlockGrid
-  int strip_width;        // BlockGrid
-  int64_t row_step;       // elements from a row of a thread to its next row
-  int64_t mask_step;      // bytes of the mask from a row of a thread to its next row
-  bool is_aligned;        // rows of grad_output and grad_z are aligned to 16 bytes
+  int64_t rows_of_block;
+  int strip_width;
+  int64_t row_step;   // elements from a row of a thread to its next row
+  int64_t mask_step;  // bytes of the mask from a row of a thread to its next row
+  bool is_aligned;    // rows of grad_output and grad_z are aligned to 16 bytes
 
   BackwardArguments(const FusedPassBackwardArguments& call, const BlockGrid& grid)
       : grad_output(static_cast<const T*>(call.grad_output)),
@@ -202,8 +192,8 @@ struct RowsOfThread {
     next_byte = arguments.mask + first_row * row_bytes + first_column / MaskLayout::kColumns;
   }
 
-  // Turns a vector of grad_output into grad_z = mask bit ? grad_output / divisor : 0, and adds it
-  // to `totals`. Bit j of `bits` belongs to element j.
+  // Turns a vector of grad_output into grad_z, and adds it to `totals`. Bit j of `bits` is the
+  // mask's for element j.
   __device__ void make_grad_z(Vector<T>& grad, uint32_t bits, Totals& totals) const {
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
@@ -215,8 +205,7 @@ struct RowsOfThread {
     }
   }
 
-  // Computes the next kRowsInFlight rows, or all that are left. Loads all of them before it stores
-  // the first, and adds them to `totals`.
+  // Computes the next kRowsInFlight rows, or all that are left, and adds them to `totals`.
   __device__ void compute_next(Totals& totals) {
     Vector<T> grad[kRowsInFlight];
     uint32_t bits[kRowsInFlight];
@@ -251,16 +240,15 @@ struct RowsOfThread {
   }
 };
 
-// grad_z = mask bit ? grad_output / divisor : 0. If sums is not null, row b of it gets the column
-// sums of grad_z over the rows of the blocks with blockIdx.y = b.
+// Writes grad_z. If sums is not null, row b of it gets the column sums of grad_z over the rows of
+// the blocks with blockIdx.y = b.
 template <typename T>
 __global__ void __launch_bounds__(BackwardConfig::kThreads,
                                   BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
     backward_kernel(const __grid_constant__ BackwardArguments<T> arguments) {
-  // If the next kernel is launched with PDL, as those of linear/sm90 are, its blocks may start
-  // while the last blocks of this kernel still run.
+  // The blocks of a next kernel with PDL, as in linear/sm90, may start while this kernel ends.
   start_next_kernel();
-  const int vector = threadIdx.x % arguments.strip_width;  // its number in the strip
+  const int vector = threadIdx.x % arguments.strip_width;
   const int64_t first_vector = blockIdx.x * int64_t{arguments.strip_width};
   RowsOfThread<T> rows(arguments, (first_vector + vector) * Vector<T>::kSize);
   Compute<T> totals[Vector<T>::kSize] = {};
@@ -270,7 +258,6 @@ __global__ void __launch_bounds__(BackwardConfig::kThreads,
   }
 }
 
-// The constants of grad_bias_kernel.
 struct GradBiasConfig {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
@@ -279,9 +266,9 @@ struct GradBiasConfig {
 
 // grad_bias [n] = the sums of the columns of sums [rows, n], always added in the same order.
 //
-// A block handles 32 columns, one a lane. Its 8 warps share the rows: warp w adds up rows w, w + 8,
-// w + 16 and so on, and then warp 0 adds up the sums of the warps. One warp alone would be slow: a
-// narrow matrix has many rows of sums, and the warp would wait for L2 many times.
+// A block handles 32 columns, one a lane. Warp w adds up rows w, w + 8, w + 16 and so on, and then
+// warp 0 adds up the sums of the 8 warps. One warp alone would wait for L2 many times, because a
+// narrow matrix has many rows of sums.
 template <typename T>
 __global__ void __launch_bounds__(GradBiasConfig::kThreads)
     grad_bias_kernel(const Compute<T>* sums, int64_t rows, int64_t n, T* grad_bias) {

@@ -1,7 +1,5 @@
-// Arithmetic of the fused pass on a CPU (fused_pass_cpu.cpp): division, and the sums of the bias's
-// gradient.
-//
-// E is a dtype's struct of cpu/dtypes.h.
+// Arithmetic of the fused pass on a CPU: division, and the sums of the bias's gradient. E is a
+// dtype's struct of cpu/dtypes.h.
 
 #pragma once
 
@@ -23,7 +21,6 @@ void divide_block(const typename E::Bits* __restrict__ x, typename E::Compute di
   for (int64_t i = 0; i < kBlock; ++i) out[i] = E::narrow(E::widen(x[i]) / divisor);
 }
 
-// values = x, in the type that arithmetic is done in
 template <typename E>
 void widen_block(const typename E::Bits* __restrict__ x, typename E::Compute* __restrict__ values) {
   for (int64_t i = 0; i < kBlock; ++i) values[i] = E::widen(x[i]);
@@ -31,7 +28,7 @@ void widen_block(const typename E::Bits* __restrict__ x, typename E::Compute* __
 
 #ifdef __F16C__
 // divide_block and widen_block for float16, by the machine's instructions that convert eight
-// numbers. They take less than a fifth of the time of the loops above. They are called as the
+// numbers, which take less than a fifth of the time of the loops above. They are called as the
 // compilers' built-in functions, because immintrin.h takes GCC 0.4 s to compile.
 typedef float EightFloats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef short EightHalves __attribute__((vector_size(16), aligned(2), may_alias));
@@ -60,7 +57,7 @@ void widen_block<Float16>(const uint16_t* x, float* values) {
 // ---------------------------------------------------------------------------------------- sums
 
 // Adds four runs of `count` elements to their sums: sums[i] += element i of each run. The runs
-// begin `stride` elements apart.
+// begin `stride` elements apart. (A run is explained in cpu_mask.h.)
 template <typename E>
 void add_four_runs(const typename E::Bits* runs, int64_t stride, double* __restrict__ sums,
                    int64_t count) {
@@ -82,7 +79,6 @@ void add_four_runs(const typename E::Bits* runs, int64_t stride, double* __restr
   }
 }
 
-// Adds one run of `count` elements to its sums: sums[i] += element i.
 template <typename E>
 void add_run(const typename E::Bits* run, double* __restrict__ sums, int64_t count) {
   int64_t i = 0;
@@ -110,13 +106,12 @@ void sum_rows(double* sums, int64_t rows, int64_t columns) {
 }
 
 // Rounds x to a float "to odd": if x is between two floats, the result is the one whose last bit is
-// 1. Half precision takes two roundings, from double to float and from float to half precision, and
-// this is the first.
+// 1. This is the first of the two roundings of a half type: from double to float, and from float to
+// the half type.
 //
-// The usual rounding, to the nearest float, would be wrong here. Example: x = 1 + 2^-11 + 2^-40.
-// The nearest float is 1 + 2^-11. It is halfway between the float16 numbers 1 and 1 + 2^-10, so it
-// would be rounded to 1, although 1 + 2^-10 is nearer to x. Rounded to odd, x becomes 1 + 2^-11 +
-// 2^-23, and then 1 + 2^-10.
+// Rounding to the nearest float would be wrong here. Example: x = 1 + 2^-11 + 2^-40. The nearest
+// float, 1 + 2^-11, is halfway between two float16 numbers, and would be rounded to the even one,
+// 1, although 1 + 2^-10 is nearer to x. Rounded to odd, x is 1 + 2^-11 + 2^-23, and then 1 + 2^-10.
 float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const bool is_exact = static_cast<double>(nearest) == x;
@@ -129,7 +124,6 @@ float round_to_odd(double x) {
   return Float32::widen(is_nearest_smaller ? bits + 1 : bits - 1);
 }
 
-// The element that is nearest to x.
 template <typename E>
 typename E::Bits element_nearest_to(double x) {
   constexpr bool kIsHalfPrecision = sizeof(typename E::Bits) == 2;

@@ -1,9 +1,9 @@
-// The mask of the fused pass on a CPU (fused_pass_cpu.cpp), run by run.
+// The mask of the fused pass on a CPU, run by run.
 //
-// In memory, a row of the mask has (n + 7) / 8 whole bytes. If n is not a multiple of 8, a row ends
-// with unused bits, which are 0. The elements of two rows are then adjacent in memory, but their
-// bits are not. So the kernels use two other forms of a run's mask, without unused bits between its
-// rows: PackedMask, with a bit for each element, and Flags, with a byte.
+// If n is not a multiple of 8, each row of the mask ends with unused bits, which are 0. The
+// elements of two rows are then adjacent in memory, but their bits are not. So the kernels use two
+// other forms of a run's mask, without unused bits between its rows: PackedMask, with a bit for
+// each element, and Flags, with a byte.
 
 #pragma once
 
@@ -32,14 +32,11 @@ struct Run {
   int64_t column;
   int64_t columns;
 
-  // Returns the index of its first element in the matrix.
   int64_t first_element(int64_t n) const { return row * n + column; }
-  // Returns how many elements it has.
   int64_t elements() const { return rows * columns; }
 
-  // Returns the index of its first byte in the mask. `column` is a multiple of 8.
+  // `column` is a multiple of 8.
   int64_t first_mask_byte(int64_t n) const { return row * bytes_of_bits(n) + column / 8; }
-  // Returns how many bytes of the mask it has.
   int64_t mask_bytes() const { return rows * bytes_of_bits(columns); }
 };
 
@@ -64,7 +61,6 @@ struct PackedMask {
   // One byte more than a run's bits: eight_bits reads two bytes.
   uint8_t bytes[kMaxRun / 8 + 1] = {};
 
-  // The bits of the elements i to i + 7.
   int eight_bits(int64_t i) const {
     const int two_bytes = bytes[i / 8] | bytes[i / 8 + 1] << 8;
     return (two_bytes >> (i % 8)) & 0xff;
@@ -112,8 +108,7 @@ struct Flags {
   }
 };
 
-// selected[i] = flags[i] != 0 ? values[i] : 0 for a block. select_block does the same by a mask's
-// bits.
+// selected[i] = flags[i] != 0 ? values[i] : 0 for a block, as select_block does by a mask's bits.
 template <typename Bits>
 void select_block_by_flags(const Bits* __restrict__ values, const uint8_t* __restrict__ flags,
                            Bits* __restrict__ selected) {

@@ -1,5 +1,4 @@
-// forward_kernel of the fused pass: out = relu(out) / divisor in place, and the mask. fused_pass.cu
-// launches it.
+// forward_kernel of the fused pass, which fused_pass.cu launches.
 
 #pragma once
 
@@ -12,7 +11,6 @@
 
 namespace kernels::fused_pass {
 
-// The constants of forward_kernel.
 struct ForwardConfig {
   static constexpr int kThreads = 256;
 
@@ -25,9 +23,8 @@ struct ForwardConfig {
   }
 };
 
-// Returns the row that vector number `vector` belongs to, in a matrix of all_vectors vectors, of
-// which each row has padded_row_vectors. Where the numbers fit, the division has 32 bits, which is
-// several times as fast as one of 64 bits.
+// Returns the row that vector number `vector` belongs to, in a matrix of all_vectors vectors. A
+// division of 32 bits, where the numbers fit, is several times as fast as one of 64 bits.
 __device__ inline int64_t row_of(int64_t vector, int64_t padded_row_vectors, int64_t all_vectors) {
   if (padded_row_vectors == all_vectors) return 0;
   if (all_vectors <= UINT32_MAX) {
@@ -42,15 +39,13 @@ __device__ inline int64_t row_of(int64_t vector, int64_t padded_row_vectors, int
 // read half of every 32-byte sector, so that all sectors are read twice (docs/EXPERIMENTS.md, "The
 // fused pass").
 //
-// Example: n = 11 in float32. A vector has 4 elements, and a row is padded to 4 vectors. The
-// threads have these elements:
+// Example: n = 11 in float32. A vector has 4 elements, and a row is padded to 4 vectors. The first
+// thread of a byte of the mask stores it: threads 0, 2 and 4.
 //
 //   thread        0       1       2       3    |    4       5     ...
 //   row           0       0       0       0    |    1       1
 //   columns      0..3    4..7    8..10   none  |   0..3    4..7
 //   mask byte     0       0       1       1    |    2       2
-//
-// The first thread of a byte of the mask stores it: threads 0, 2 and 4 in the example.
 template <typename T>
 __global__ void __launch_bounds__(ForwardConfig::kThreads)
     forward_kernel(T* out, const Divisor<Compute<T>> divisor, uint8_t* mask, int64_t n,
@@ -75,7 +70,7 @@ __global__ void __launch_bounds__(ForwardConfig::kThreads)
   elements.store(out, z);
   if (mask == nullptr) return;
   constexpr int kThreadsOfByte = MaskLayout::kColumns / kSize;
-  const int first_bit = static_cast<int>(first_column % MaskLayout::kColumns);  // in the byte
+  const int first_bit = static_cast<int>(first_column % MaskLayout::kColumns);
   bits = or_over_lanes<kThreadsOfByte>(bits << first_bit);
   if (first_bit != 0 || elements.count == 0) return;
   mask[row * bytes_of_bits(n) + first_column / MaskLayout::kColumns] = static_cast<uint8_t>(bits);

@@ -1,17 +1,8 @@
-// The fused pass: the elementwise work of Linear -> ReLU -> divide outside of GEMM kernels.
-// operator/forward.h and operator/backward.h call it through launchers.h.
-//
-//   linear_fused_pass            Forward, after torch's product has written z = x weight^T + bias
-//                                to out: out = relu(out) / divisor in place, and the mask for
-//                                backward (forward.cuh).
-//   linear_fused_pass_backward   Backward, before the products for grad_x and grad_weight:
-//                                grad_z = grad_output / divisor where the mask's bit is 1, else 0.
-//                                Also grad_bias, the sum of each column of grad_z (backward.cuh).
-//
-// Shapes: out, grad_output and grad_z [m, n], contiguous, of any floating dtype; grad_bias [n];
-// mask [m, (n + 7) / 8] bytes. Each row of the mask begins with a byte of its own, and bit j % 8 of
-// byte j / 8 of a row belongs to column j. Divisor (epilogue.cuh) holds the divisor in the form
-// that is fastest to divide by.
+// The fused pass on a GPU: the elementwise work of Linear -> ReLU -> divide outside of GEMM
+// kernels. operator/forward.h and operator/backward.h call it through launchers.h, which says what
+// the functions compute. This file launches the kernels of forward.cuh and backward.cuh, which see
+// rows as vectors.cuh says. fused_pass_cpu.cpp is the pass on a CPU, with cpu_mask.h and
+// cpu_blocks.h.
 //
 // Why it is fast: one pass over memory takes the place of torch's two or three elementwise kernels
 // and of its column sum. Each element is read at most once and written at most once, by 16-byte
@@ -42,8 +33,7 @@ int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream) {
   });
 }
 
-// The workspace is BackwardArguments::sums [grid.blocks_of_strip, n]: a row of column sums for each
-// block of a strip, in float, or in double for float64.
+// The bytes of BackwardArguments::sums [grid.blocks_of_strip, n].
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call) {
   if (call.grad_bias == nullptr) return 0;
   const fused_pass::BlockGrid grid(call.m, call.n, bytes_of_element(call.dtype));

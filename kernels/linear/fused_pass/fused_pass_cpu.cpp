@@ -1,20 +1,12 @@
-// The fused pass of Linear -> ReLU -> divide on a CPU: forward after torch's own product, bias
-// included, and backward before torch's own products. launchers.h declares the functions.
-// operator/forward.h and operator/backward.h call them on torch's threads; each call handles a
-// range of the elements.
-//
-//     forward    out [m, n], in place: out = relu(out) / divisor, and a mask, a bit for each
-//                element
-//     backward   grad_z [m, n] = mask bit ? grad_output / divisor : 0
-//                grad_bias [n] = the sums of grad_z's columns
+// The fused pass on a CPU. operator/forward.h and operator/backward.h call it on torch's threads
+// through launchers.h, which says what the functions compute.
 //
 // For large matrices, the bandwidth of the memory is the limit. So each element is loaded once, and
-// everything is done with it while it is in the L1 cache. The kernels do so run by run
-// (cpu_mask.h).
+// everything is done with it while it is in the L1 cache, run by run (cpu_mask.h).
 //
 // grad_bias is summed in double and rounded once. Tests check that its error is no larger than that
-// of torch's sum in float32. For float64, torch and these kernels both sum in float64. Both first
-// add groups of terms, and then the sums of the groups, so that the error stays small.
+// of torch's sum in float32. For float64, torch sums in double as well. Both first add groups of
+// terms, and then the sums of the groups, so that the error stays small.
 
 #include <algorithm>
 #include <cstdint>
@@ -30,13 +22,12 @@
 namespace kernels::cpu {
 namespace {
 
-// The constants of the backward.
 struct CpuBackwardConfig {
-  // The runs of grad_z are added to their sums four at a time (add_four_runs): each sum is then
+  // The runs of grad_z are added to their sums four at a time (add_four_runs), so that each sum is
   // loaded and stored once for four terms.
   static constexpr int64_t kRunsAdded = 4;
-  // First the columns of each row group are summed, and then the sums of the row groups. A row
-  // group has 64 rows, or more if they are short (UnitGrid).
+  // The columns of each row group are summed, and then the sums of the row groups. A row group has
+  // 64 rows, or more if they are short (UnitGrid).
   static constexpr int64_t kLeastRowGroup = 64;
 };
 static_assert(CpuBackwardConfig::kRunsAdded == 4, "add_four_runs adds four");
@@ -61,12 +52,11 @@ void relu_and_divide(typename E::Bits* out, int64_t count, typename E::Compute d
              });
 }
 
-// Returns the run that begins with byte `byte` of the mask. The bytes from `end` on are not part of
-// it.
+// Returns the run that begins with byte `byte` of the mask and ends before byte `end`.
 //
 // Forward's ranges are ranges of the mask's bytes, because no two threads may write to one byte.
 // Byte number b has 8 elements, from row b / row_bytes and column b % row_bytes * 8 on, or fewer at
-// the end of a row. Without a mask, the ranges count the bytes that a mask would have.
+// the end of a row.
 Run forward_run(int64_t byte, int64_t end, int64_t n) {
   const int64_t row_bytes = bytes_of_bits(n);
   const int64_t bytes_left = end - byte;
@@ -87,8 +77,8 @@ Run forward_run(int64_t byte, int64_t end, int64_t n) {
 
 // ------------------------------------------------------------------------------------ backward
 
-// grad_z = mask bit ? grad_output / divisor : 0, for a run of `count` elements whose bits of the
-// mask are adjacent, as the elements are. The first element has the lowest bit of mask[0].
+// Writes grad_z of a run of `count` elements whose bits of the mask are adjacent, as the elements
+// are. The first element has the lowest bit of mask[0].
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
                        typename E::Compute divisor, typename E::Bits* grad_z, int64_t count) {
@@ -103,8 +93,7 @@ void divide_and_select(const typename E::Bits* grad_output, const uint8_t* mask,
              });
 }
 
-// Divides and selects as above, for a run of several rows. Their bits in the mask are not
-// adjacent, so each element has a flag instead.
+// The same for a run of several rows whose bits in the mask are not adjacent.
 template <typename E>
 void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
                        typename E::Compute divisor, typename E::Bits* grad_z, int64_t count) {
@@ -117,9 +106,9 @@ void divide_and_select(const typename E::Bits* grad_output, const Flags& flags,
              });
 }
 
-// How backward divides a matrix [m, n] into units. A unit is the part that one thread handles at a
-// time: the rows of a row group, and the columns of a column group, up to kMaxRun. Units are
-// numbered along the rows:
+// How backward divides a matrix [m, n] into units, the parts that one thread handles at a time: the
+// rows of a row group, and the columns of a column group, up to kMaxRun. A unit consists of runs,
+// one below the other. Units are numbered along the rows:
 //
 //     n = 1300: rows are longer than a run          n = 200: a run has two whole rows
 //
@@ -154,7 +143,6 @@ struct UnitGrid {
   int64_t units() const { return row_groups * column_groups; }
 };
 
-// One of the units. It consists of runs, one below the other.
 struct Unit {
   int64_t row_group;
   int64_t first_row;
@@ -172,8 +160,8 @@ struct Unit {
     rows_of_run = std::min(grid.rows_of_full_run, rows);
   }
 
-  // Returns how many runs it has, and how many of them have rows_of_run rows.
   int64_t runs() const { return divide_up(rows, rows_of_run); }
+  // Runs of rows_of_run rows.
   int64_t full_runs() const { return rows / rows_of_run; }
 
   // Returns run number i, counted from the top.
@@ -193,7 +181,7 @@ struct Backward {
   const uint8_t* mask;      // [m, bytes_of_bits(n)]
   typename E::Compute divisor;
   Bits* grad_z;  // [m, n]
-  double* sums;  // [row groups, n]: their column sums, if grad_bias is needed
+  double* sums;  // [row groups, n]; used if grad_bias is needed
   int64_t n;
 
   explicit Backward(const FusedPassBackwardArguments& call)
@@ -204,7 +192,6 @@ struct Backward {
         sums(static_cast<double*>(call.workspace)),
         n(call.n) {}
 
-  // Writes grad_z of one run.
   void write_run(const Run& run) const {
     const int64_t first = run.first_element(n);
     const uint8_t* const mask_of_run = mask + run.first_mask_byte(n);
@@ -219,7 +206,6 @@ struct Backward {
     divide_and_select<E>(grad_output + first, flags, divisor, grad_z + first, run.elements());
   }
 
-  // Writes grad_z of a unit.
   void write_unit(const Unit& unit) const {
     for (int64_t i = 0; i < unit.runs(); ++i) write_run(unit.run(i));
   }
@@ -228,13 +214,12 @@ struct Backward {
   void write_and_sum_unit(const Unit& unit) const {
     constexpr int64_t kRunsAdded = CpuBackwardConfig::kRunsAdded;
     // element_sums[i] is the sum over all runs of their element i. If a run has several rows, a
-    // column has one sum for each row of the run. sum_rows adds these sums at the end.
+    // column has one sum for each row of the run, which sum_rows adds at the end.
     double element_sums[kMaxRun];
     const int64_t elements_of_run = unit.rows_of_run * unit.columns;
     std::fill_n(element_sums, elements_of_run, 0.0);
 
-    // Runs of grad_z are written, and then added while they are in the L1 cache: four full runs
-    // together, and the rest one by one.
+    // Runs of grad_z are written, and then added while they are in the L1 cache.
     int64_t i = 0;
     for (; i + kRunsAdded <= unit.full_runs(); i += kRunsAdded) {
       for (int64_t j = i; j < i + kRunsAdded; ++j) write_run(unit.run(j));
@@ -270,7 +255,6 @@ void linear_fused_pass(const FusedPassArguments& call, int64_t begin, int64_t en
   });
 }
 
-// The bytes of Backward::sums.
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call) {
   if (call.grad_bias == nullptr) return 0;
   return UnitGrid(call.m, call.n).row_groups * call.n * sizeof(double);

@@ -1,5 +1,4 @@
-// How the kernels of the fused pass (fused_pass.cu) see a matrix and its mask: as 16-byte vectors
-// of a row, and whole bytes of the mask for each row.
+// How the kernels of the fused pass see a matrix and its mask.
 
 #pragma once
 
@@ -18,7 +17,7 @@ namespace kernels::fused_pass {
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// How the bits of the mask are stored: each row of n bits is padded to bytes_of_bits(n) bytes.
+// Each row of the mask, n bits, is padded to bytes_of_bits(n) bytes.
 struct MaskLayout {
   static constexpr int kColumns = 8;  // a byte has the bits of 8 columns
 };
@@ -30,7 +29,7 @@ template <typename T>
 struct RowVector {
   static constexpr int kSize = Vector<T>::kSize;
   int64_t first_column;
-  int count;       // how many elements, 0 to kSize
+  int count;       // 0 to kSize
   bool is_vector;  // one 16-byte access moves the elements
 
   // The elements from first_column on. The row ends before column `end`.
@@ -39,9 +38,10 @@ struct RowVector {
         count(static_cast<int>(min(max(end - first_column, int64_t{0}), int64_t{kSize}))),
         is_vector(is_aligned && count == kSize) {}
 
-  // Loads the elements; `source` is the address of the first. Those past the end of the row are 0.
+  // `source` is the address of the first element. Elements past the end of the row are 0.
   __device__ Vector<T> load(const T* source) const {
-    // With a policy, load_vector is an asm statement, which nvcc cannot split into smaller loads.
+    // nvcc would split some ordinary accesses of 16 bytes into smaller ones, but not asm
+    // statements, as load_vector with a policy and store_global_uint4 are.
     if (is_vector) return load_vector(source, evict_normal_policy());
     Vector<T> v;
 #pragma unroll
@@ -49,13 +49,10 @@ struct RowVector {
     return v;
   }
 
-  // Stores the elements that exist; `target` is the address of the first.
   __device__ void store(T* target, const Vector<T>& v) const {
     if (is_vector) {
       uint4 bits;
       memcpy(&bits, &v, sizeof(bits));
-      // The asm statement keeps this store whole. nvcc would split some ordinary 16-byte stores
-      // into stores of 4 or 8 bytes.
       return ptx::store_global_uint4(target, bits);
     }
 #pragma unroll

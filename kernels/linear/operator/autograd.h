@@ -2,8 +2,8 @@
 // autocast, and the recording of traces. In a trace they call the operators by name, so that
 // torch.compile and torch.export see one operator for the forward and one for all gradients.
 //
-// An operator calls other operators in the namespace in which it was called itself, kOwn or
-// kStable (torch_support/operators.h). This namespace is a template argument of most functions.
+// An operator calls other operators in the namespace in which it was called itself
+// (torch_support/operators.h). This namespace is a template argument of most functions.
 
 #pragma once
 
@@ -80,8 +80,7 @@ ThreeTensors call_gradients(const BackwardInputs& inputs) {
 
 // --------------------------------------------------------------------------------------- autograd
 
-// Autograd's record of a forward. It keeps the mask, x if weight's gradient is needed, and weight
-// if x's gradient is needed.
+// Autograd's record of a forward: the mask, x if weight's gradient is needed, and weight if x's is.
 template <Namespace name_space>
 struct LinearReluDivideBackward : Node {
   SavedVariable x, weight, mask;
@@ -90,7 +89,7 @@ struct LinearReluDivideBackward : Node {
 
   std::string name() const override { return "LinearReluDivideBackward"; }
 
-  // Returns the gradients of x, weight and bias; undefined tensors for those that are not needed.
+  // Undefined tensors stand for gradients that are not needed.
   variable_list apply(variable_list&& grads) override {
     const Tensor& grad_output = grads[0];
     if (!grad_output.defined()) return variable_list(3);
@@ -100,7 +99,6 @@ struct LinearReluDivideBackward : Node {
     needed.weight = task_should_compute_output(1);
     needed.bias = task_should_compute_output(2);
     const Tensor saved_mask = unpack_saved_mask(mask);
-    // x's gradient is computed from weight, and weight's from x.
     std::optional<Tensor> saved_x;
     std::optional<Tensor> saved_weight;
     if (needed.weight) saved_x = x.unpack();
@@ -128,12 +126,9 @@ struct LinearReluDivideBackward : Node {
     return {grad_x, grad_weight, grad_bias};
   }
 
-  // Computes gradients that can be differentiated once more.
-  //
-  // In eager, ReLU's output is an input of threshold_backward, so the node of threshold_backward
-  // has an edge to the node of ReLU. Thus a path leads from grad_x to bias, and the derivative of
-  // grad_x by bias is zeros, not None. Here the unpacked mask takes the place of ReLU's output, so
-  // it gets an edge to this node.
+  // In eager, threshold_backward has an edge to the ReLU whose output it takes, so that a path
+  // leads from grad_x to bias, and the derivative of grad_x by bias is zeros, not None. Here the
+  // unpacked mask takes the place of that output, and gets an edge to this node.
   Gradients differentiable_gradients(const BackwardInputs& inputs) {
     const Tensor unpacked_mask = unpack_mask(inputs).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});
@@ -148,8 +143,8 @@ struct LinearReluDivideBackward : Node {
   }
 };
 
-// Returns which gradients eager would compute as (B^T A^T)^T. Not for tensors of a trace,
-// because is_column_major reads x's address, and they have none.
+// Returns which gradients eager would compute as (B^T A^T)^T. Tensors of a trace have no addresses,
+// which is_column_major reads, so they must not be passed.
 //
 // torch decides by the strides of a product's operands, in mm_mat1_backward and mm_mat2_backward:
 // grad_x is transposed if x is column-major, and grad_weight if weight is not contiguous. (A
@@ -161,7 +156,6 @@ inline Transposes transposes_of_eager(const LinearInputs& inputs) {
   return transposes;
 }
 
-// Records the backward of out = linear_relu_divide(inputs).
 template <Namespace name_space>
 void record_backward(const LinearInputs& inputs, const Tensor& out, const Tensor& mask,
                      Transposes transposes) {
@@ -174,9 +168,9 @@ void record_backward(const LinearInputs& inputs, const Tensor& out, const Tensor
   torch::autograd::set_history(out, std::move(node));
 }
 
-// linear_relu_divide inside a trace of torch.compile or make_fx. This function calls operators,
-// which the trace records, and it records the backward if a gradient is needed. It sets no
-// Transposes, because transposes_of_eager reads addresses, and tensors of a trace have none.
+// linear_relu_divide inside a trace of torch.compile or make_fx, which records the operators that
+// this function calls. No Transposes are set, because transposes_of_eager takes no tensors of a
+// trace.
 template <Namespace name_space>
 Tensor linear_autograd_in_trace(const LinearInputs& inputs) {
   if (!any_operand(inputs, needs_gradient)) {
@@ -193,8 +187,7 @@ Tensor linear_autograd_in_trace(const LinearInputs& inputs) {
   return out;
 }
 
-// linear_relu_divide for an ordinary call: computes the forward, and records the backward if a
-// gradient is needed.
+// linear_relu_divide for an ordinary call.
 template <Namespace name_space>
 Tensor linear_autograd(const LinearInputs& inputs) {
   const GateAnswer answer = ask_gate(inputs);
@@ -234,8 +227,7 @@ ThreeTensors linear_gradients_autograd(const BackwardInputs& inputs) {
 
 // --------------------------------------------------------------------------- autocast and tracing
 
-// linear_relu_divide under autocast. As autocast does for nn.Linear, all operands are cast to its
-// dtype, except those of float64.
+// Autocast casts all operands but those of float64 to its dtype, as it does for nn.Linear.
 template <Namespace name_space>
 Tensor linear_autocast(const LinearInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);

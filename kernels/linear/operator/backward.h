@@ -1,16 +1,15 @@
-// The backward of Linear -> ReLU -> divide. The ReLU's input is z = x weight^T + bias [..., N]. The
-// mask of the forward has one bit for each element of z: 1 where the gradient passes.
+// The backward of Linear -> ReLU -> divide. z = x weight^T + bias [..., N] is the ReLU's input, and
+// the mask of the forward has one bit for each element of z.
 //
 //   grad_z      = mask bit ? grad_output / divisor : 0     [..., N]
 //   grad_x      = grad_z weight                            [..., K]
 //   grad_weight = grad_z^T x                               [N, K]
 //   grad_bias   = the sum of grad_z over its rows          [N]
 //
-// compute_gradients: the fused pass computes grad_z and grad_bias, and then a GEMM kernel or torch
-// computes each of the two products.
-//
-// gradients_by_torch: torch's ops compute everything. They are used where the gradients themselves
-// are differentiated, under vmap, for tensors without memory, and for empty ones.
+// compute_gradients is for ordinary calls: the fused pass computes grad_z and grad_bias, and a GEMM
+// kernel or torch then computes each of the two products. gradients_by_torch calls torch's ops
+// alone: where the gradients themselves are differentiated, under vmap, for tensors without memory,
+// and for empty ones.
 
 #pragma once
 
@@ -40,13 +39,11 @@ struct Transposes {
   bool grad_weight = false;
 };
 
-// Which gradients are needed.
 struct NeededGradients {
   bool x, weight, bias;
 };
 
-// The operands of the backward, and the gradients that are needed. The struct only refers to the
-// tensors.
+// The operands of the backward. The struct only refers to the tensors.
 struct BackwardInputs {
   const Tensor& grad_output;            // [..., N]
   const Tensor& mask;                   // [..., (N + 7) / 8], uint8
@@ -58,17 +55,15 @@ struct BackwardInputs {
   Transposes transposes = {};
 };
 
-// The gradients of x, weight and bias; undefined tensors for those that are not needed.
+// Undefined tensors stand for gradients that are not needed, here and in GradZAndBias.
 struct Gradients {
   Tensor x, weight, bias;
 };
 
-// grad_z and grad_bias. bias is undefined if it is not needed.
 struct GradZAndBias {
   Tensor z, bias;
 };
 
-// Returns the dispatch keys of all tensors together.
 inline c10::DispatchKeySet keys_of(const BackwardInputs& inputs) {
   c10::DispatchKeySet keys = inputs.grad_output.key_set() | inputs.mask.key_set();
   if (inputs.x) keys = keys | inputs.x->key_set();
@@ -76,7 +71,6 @@ inline c10::DispatchKeySet keys_of(const BackwardInputs& inputs) {
   return keys;
 }
 
-// Computes grad_z and grad_bias on a CPU, on torch's threads.
 inline void run_fused_pass_backward_on_cpu(const FusedPassBackwardArguments& call) {
   const int64_t units = cpu::linear_fused_pass_backward_units(call);
   // A thread gets at least this many units, which have about kGrain elements together.
@@ -87,7 +81,6 @@ inline void run_fused_pass_backward_on_cpu(const FusedPassBackwardArguments& cal
   if (call.grad_bias != nullptr) cpu::linear_fused_pass_backward_sum(call);
 }
 
-// Computes grad_z and grad_bias by the fused pass.
 inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   const Tensor grad_output = inputs.grad_output.contiguous();
   const at::ScalarType type = grad_output.scalar_type();
@@ -121,28 +114,26 @@ inline GradZAndBias run_fused_pass_backward(const BackwardInputs& inputs) {
   return grad;
 }
 
-// Returns whether to try run_gemm for a product in float32. At `high`, no path of ours but sm90
-// computes gradients. If another one is forced, torch computes them.
+// Returns whether to call run_gemm. At `high`, no path of ours but sm90 computes gradients: if
+// another one is forced, torch computes them.
 inline bool should_try_gemm_in_float32() {
   const bool is_highest = float32_precision() == Precision::kHighest;
   const bool may_choose_sm90 = !forced_path || forced_path == Path::kSm90;
   return is_highest || may_choose_sm90;
 }
 
-// Returns whether to try run_gemm for the product of a [M, K] and b [K, N] in a half type.
 inline bool should_try_gemm_in_half_type(const Tensor& a, const Tensor& b) {
   // choose_path would leave small products to torch, too. To ask here takes less time.
   const bool is_large_enough =
       forced_path.has_value() || a.size(0) * b.size(1) >= kLeastHalfGradient;
-  // run_gemm copies an operand that no kernel reads in place. In half types, torch multiplies such
-  // operands instead.
+  // In half types, torch multiplies operands that no kernel reads in place, because run_gemm would
+  // copy them.
   const auto is_readable = [](const Tensor& t) {
     return is_row_major(t, kVectorBytes) || is_column_major(t, kVectorBytes);
   };
   return is_large_enough && is_readable(a) && is_readable(b);
 }
 
-// Returns whether to try run_gemm for the product of a [M, K] and b [K, N].
 inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
   if (!a.is_cuda()) return false;
   if (a.scalar_type() == at::kFloat) return should_try_gemm_in_float32();
@@ -150,7 +141,6 @@ inline bool should_try_gemm(const Tensor& a, const Tensor& b) {
   return is_half_type && should_try_gemm_in_half_type(a, b);
 }
 
-// Returns a [M, K] times b [K, N] by torch's product: as (b^T a^T)^T if `transposes`.
 inline Tensor multiply_by_torch(const Tensor& a, const Tensor& b, bool transposes) {
   if (transposes) return b.t().mm(a.t()).t();
   return a.mm(b);
@@ -171,9 +161,8 @@ inline Tensor multiply_matrices(const Tensor& a, const Tensor& b, bool transpose
   return multiply_by_torch(a, b, transposes);
 }
 
-// Computes the gradients of x and weight that are needed, from grad_z. `multiply` is
-// multiply_matrices or multiply_by_torch. Weight's gradient comes first: it reads grad_z down the
-// columns, while the L2 cache still has it.
+// Computes the gradients that are needed. `multiply` is multiply_matrices or multiply_by_torch.
+// Weight's gradient comes first: it reads grad_z down the columns, while the L2 cache still has it.
 template <typename Multiply>
 Gradients gradients_from_grad_z(const BackwardInputs& inputs, const GradZAndBias& grad,
                                 const Multiply& multiply) {
@@ -206,7 +195,6 @@ inline Tensor unpack_mask(const BackwardInputs& inputs) {
       .to(inputs.grad_output.scalar_type());
 }
 
-// Computes the gradients by torch's own ops, from the result of unpack_mask.
 inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& unpacked_mask) {
   GradZAndBias grad;
   grad.z = at::threshold_backward(inputs.grad_output.div(inputs.divisor), unpacked_mask,
@@ -215,7 +203,6 @@ inline Gradients gradients_by_torch(const BackwardInputs& inputs, const Tensor& 
   return gradients_from_grad_z(inputs, grad, multiply_by_torch);
 }
 
-// Returns whether x and weight fit grad_output, where they are present.
 inline bool operands_fit(const BackwardInputs& inputs) {
   const Tensor& grad = inputs.grad_output;
   const auto is_like_grad = [&](const Tensor& t) {
@@ -233,7 +220,6 @@ inline bool operands_fit(const BackwardInputs& inputs) {
   return true;
 }
 
-// Returns whether the kernels can read the mask as the mask of an output like grad_output.
 inline bool mask_fits(const Tensor& mask, const Tensor& grad_output) {
   const bool is_readable = mask.scalar_type() == at::kByte && mask.is_contiguous() &&
                            mask.dim() > 0 && mask.device() == grad_output.device();
@@ -262,7 +248,6 @@ inline void check_backward_inputs(const BackwardInputs& inputs) {
   }
 }
 
-// Computes the gradients of plain tensors by our kernels: the fused pass, then the products.
 inline Gradients compute_gradients(const BackwardInputs& inputs) {
   check_backward_inputs(inputs);
   if (inputs.grad_output.numel() == 0) return gradients_by_torch(inputs, unpack_mask(inputs));
@@ -271,8 +256,7 @@ inline Gradients compute_gradients(const BackwardInputs& inputs) {
   return gradients_from_grad_z(inputs, run_fused_pass_backward(inputs), multiply_matrices);
 }
 
-// Returns the gradients as an operator does: empty tensors in place of undefined ones, which
-// operators cannot return.
+// Operators cannot return undefined tensors, so empty ones take their places.
 inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
   const auto defined_or_empty = [&](const Tensor& t) {
     return t.defined() ? t : at::empty_symint({0}, like.options());
@@ -281,16 +265,14 @@ inline ThreeTensors as_results(const Gradients& gradients, const Tensor& like) {
           defined_or_empty(gradients.bias)};
 }
 
-// The operator linear_relu_divide_gradients on a CPU or a GPU. Autocast and gradients may be on
-// when a traced graph runs, though they were off when it was traced. So both are switched off here.
+// The operator linear_relu_divide_gradients on a CPU or a GPU. Autocast and gradients are switched
+// off, because they may be on when a traced graph runs, though they were off when it was traced.
 inline ThreeTensors linear_gradients_without_autograd(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::NoGradGuard no_grad;
   return as_results(compute_gradients(inputs), inputs.grad_output);
 }
 
-// Computes linear_relu_divide_gradients by torch's ops: for tensors without memory, under vmap, and
-// where gradients of the gradients are needed.
 inline ThreeTensors linear_gradients_by_torch(const BackwardInputs& inputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return as_results(gradients_by_torch(inputs, unpack_mask(inputs)), inputs.grad_output);

@@ -2,21 +2,15 @@
 //
 //   out [M, N] = x [M, K] times weight [N, K] transposed
 //
-// run_gemm.h calls choose_path for the forward (with ReLU) and for the gradients of x and of weight
-// (without ReLU). This file, and those that it includes, must include neither torch nor
-// CUDA, because problems/benchmark/paths/print_paths.cpp is compiled without them.
-//
-// The tensor-core kernels are of two kinds:
-//
-//   fp16x3             float32 at `highest`: each float32 is split into two fp16 numbers, and three
-//                      tensor-core products are added
-//   gemm_one_product   half types, and float32 at `high`: one tensor-core product
-//
+// The products are forwards (with ReLU) and the gradients of x and of weight (without ReLU).
 // docs/DESIGN.md, "Which path a product takes", says which kernels each GPU has.
 //
-// A path *wins* if it is estimated to take less time than the path torch, which is torch's product,
-// followed by the fused pass in a forward. Each function `..._wins` makes this estimate by a few
-// limits, its constants. Most formulas are fits to measured times, and not models of a kernel.
+// This file, and those that it includes, must include neither torch nor CUDA, because
+// problems/benchmark/paths/print_paths.cpp is compiled without them.
+//
+// A path *wins* if it is estimated to take less time than the path torch. Each function `..._wins`
+// makes this estimate by a few limits, its constants. Most formulas are fits to measured times, and
+// not models of a kernel.
 //
 //   their origin   The limits of the path sm80 follow from the arithmetic rates of an A100. All
 //                  others were fitted to the times of 3,887 products on an H200, with operands in
@@ -38,14 +32,13 @@
 namespace kernels {
 
 enum class Path {
-  // skinny.cu: float32 without tensor cores, for few rows of x and for small results. It is chosen
-  // for forwards alone.
+  // skinny.cu: float32 forwards without tensor cores, for few rows of x and for small results.
   kSkinny,
-  // linear_sm90.cu: two tensor-core kernels by wgmma, for compute capability 9.0. They are
-  // gemm_fp16x3 for float32 at `highest`, and gemm_one_product for all other products.
+  // linear_sm90.cu, for compute capability 9.0: two kernels by wgmma. gemm_fp16x3 adds three fp16
+  // products for float32 at `highest`, and gemm_one_product computes all other products.
   kSm90,
-  // linear_sm80.cu: fp16x3 by mma.sync, for compute capability 8.0 and newer. It is chosen on 8.0
-  // alone, but never ran on such a GPU. Tests run it on Hopper.
+  // linear_sm80.cu: fp16x3 by mma.sync. It is chosen on compute capability 8.0 alone, but never ran
+  // on such a GPU. Tests run it on Hopper.
   kSm80,
   // torch's product, then, in a forward, the fused pass in place.
   kTorch,
@@ -53,7 +46,6 @@ enum class Path {
 
 constexpr Path kAllPaths[] = {Path::kSkinny, Path::kSm90, Path::kSm80, Path::kTorch};
 
-// Returns the name of a path, as set_linear_path takes it.
 inline const char* name_of(Path path) {
   switch (path) {
     case Path::kSkinny:
@@ -73,14 +65,12 @@ struct Gpu {
   int multiprocessors;
 };
 
-// One product to choose a path for.
 struct Product {
   DType dtype;
   Precision precision;  // kOfDtype for half types, so never kHighest
   bool is_forward;      // false for a gradient
-  int64_t m, n, k;  // x [m, k], weight [n, k], out [m, n]: a column of out for each row of weight
-  // x is column-major: elements of a column are adjacent, and elements of a row are not. In
-  // float32 it is copied first.
+  int64_t m, n, k;      // x [m, k], weight [n, k], out [m, n]
+  // x is column-major but not row-major. In float32 it is copied first.
   bool x_is_transposed;
   // The weight is row-major, and its rows can be read by 16-byte vectors. The path sm90 copies any
   // other weight first, or reads it as its transpose. The path skinny is not chosen for it.
@@ -92,20 +82,18 @@ struct Product {
 
 // The least K for which each kernel may be chosen. With shorter K, hardly a product was measured:
 // in the benchmark `path-grid`, which checks the limits of this file, the forwards at `highest`
-// begin with K = 16, and those at other precisions with K = 256. (The benchmark `paths` has a few
-// just below these limits.)
+// begin with K = 16, and those at other precisions with K = 256.
 constexpr int64_t kLeastKAtHighest = 16;      // fp16x3, and skinny.cu from 17 rows of x on
 constexpr int64_t kLeastKOfOneProduct = 256;  // gemm_one_product
 
 // The smallest M * N of a gradient in half types that gemm_one_product computes.
 constexpr int64_t kLeastHalfGradient = int64_t{3} << 22;
 
-// Returns how full the result's waves of tiles are, from 0 to 1.
+// Returns how full the result's waves of tiles are in gemm_one_product, from 0 to 1. A cluster of
+// two multiprocessors computes a tile of 256 x 256, and a wave is one tile for each cluster.
 //
-// In gemm_one_product a cluster of two multiprocessors computes a tile of 256 x 256, and a wave is
-// one tile for each cluster. Example: an H200 has 132 multiprocessors, so 66 clusters. A result
-// [1024, 4608] has 4 * 18 = 72 tiles. These need two waves, with room for 132 tiles, so the
-// utilization is 72 / 132 = 0.55.
+// Example: an H200 has 132 multiprocessors, so 66 clusters. A result [1024, 4608] has 4 * 18 = 72
+// tiles, which need two waves with room for 132 tiles, so the utilization is 72 / 132 = 0.55.
 inline double wave_utilization(const Product& product, const Gpu& gpu) {
   constexpr int64_t kTile = 256;
   const int64_t tiles = divide_up(product.m, kTile) * divide_up(product.n, kTile);
@@ -127,13 +115,13 @@ struct SkinnyLimits {
 };
 
 // Returns whether the path skinny wins, also against the path sm90, for a float32 forward that is
-// not empty: if the product keeps to all limits of a line of the table. If there are few rows, the
-// tiles of the tensor-core kernels would consist mostly of padding; if the result is small, there
-// would be few tiles.
+// not empty: if the product keeps to all limits of a line of the table. The tiles of the
+// tensor-core kernels would consist mostly of padding if there are few rows, and would be few if
+// the result is small.
 //
-// Example: an H200 has 132 multiprocessors. For x with 16 rows and a weight with 8192, out has 1 *
-// 256 tiles of 16 x 32. These are 1.94 for each multiprocessor. So at `highest` skinny wins from
-// K = 256 on, by the third line.
+// Example: an H200 has 132 multiprocessors. For x with 16 rows and a weight with 8192, out has 256
+// tiles of 16 x 32, which are 1.94 for each multiprocessor. So skinny wins at `highest` if K is at
+// least 256, by the third line.
 inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   constexpr double kAny = std::numeric_limits<double>::infinity();
   // clang-format off
@@ -149,7 +137,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   // clang-format on
 
   // skinny.cu divides out into tiles of 16 rows by 32 columns. (For M <= 8 a tile has 1, 2, 4 or 8
-  // rows. The count below takes one tile for all rows.)
+  // rows, and still holds all rows.)
   constexpr int kTileRows = 16;
   constexpr int kTileColumns = 32;
   const int64_t all_tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
@@ -165,13 +153,12 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   });
 }
 
-// Returns whether the path sm90 wins by fp16x3, for a gradient at `highest`: if K >= 64,
-// N K >= 2^17 and
+// The path sm90 wins for a gradient at `highest` if K >= 64, N K >= 2^17 and
 //
 //   M N >= 150 M + 100 N + 2^29 / (K - 40)
 //
-// This inequality is fitted to measured times, and not derived. It leaves results with few columns
-// or few rows to torch, and small results with a short K. Products just beside the limit:
+// This fit leaves results with few columns or few rows to torch, and small results with a short K.
+// Products just beside the limit:
 //
 //      M      N      K         M N       150 M     100 N   2^29 / (K - 40)   path
 //
@@ -195,14 +182,13 @@ inline bool sm90_fp16x3_gradient_wins(const Product& product) {
   return m * n >= kRowCost * m + kColumnCost * n + kCallCost / (k - kUncountedK);
 }
 
-// Returns whether the path sm90 wins by fp16x3, for a forward at `highest`: if M > 16, N > 64 and
+// The path sm90 wins for a forward at `highest` if M > 16, N > 64 and
 //
 //   (M (N - 112) + 2^17) K >= 3 * 2^26 = 201.3 million    weight with vector rows
 //    M (N - 112)         K >= 2^29     = 536.9 million    any other weight, which is copied first
 //
-// These inequalities are fitted to measured times, and not derived. The left sides are near M N K;
-// 112 makes them fit narrow results, and 2^17 small results with a long K. Products just beside the
-// limits:
+// In this fit, the left sides are near M N K; 112 makes them fit narrow results, and 2^17 small
+// results with a long K. Products just beside the limits:
 //
 //      M      N     K   weight        left side, in millions   path
 //
@@ -211,7 +197,7 @@ inline bool sm90_fp16x3_gradient_wins(const Product& product) {
 //   1024   1024   606   other         565.9                    sm90
 //   1024   1024   574   other         536.1                    torch
 inline bool sm90_fp16x3_forward_wins(const Product& product) {
-  constexpr int kTooFewRows = 16;     // rows of x: skinny.cu or torch is faster
+  constexpr int kTooFewRows = 16;     // skinny.cu or torch is faster
   constexpr int kTooFewColumns = 64;  // torch is faster, as most of a tile is padding
   constexpr int kUncountedColumns = 112;
   constexpr int kAddedElements = 1 << 17;
@@ -224,15 +210,13 @@ inline bool sm90_fp16x3_forward_wins(const Product& product) {
   return (counted_elements + kAddedElements) * product.k >= kLeastWork;
 }
 
-// Returns whether the path sm90 wins by fp16x3, for a forward or a gradient.
 inline bool sm90_fp16x3_wins(const Product& product) {
   if (product.k < kLeastKAtHighest) return false;
   return product.is_forward ? sm90_fp16x3_forward_wins(product)
                             : sm90_fp16x3_gradient_wins(product);
 }
 
-// Returns whether the path sm90 wins by gemm_one_product, for a float32 product at `high`. The
-// times are compared in fp16 multiplications of tensor cores:
+// The times of a float32 product at `high`, in fp16 multiplications of tensor cores:
 //
 //   torch   2 M N K                   cuBLAS's product in TF32, which has half the rate of fp16
 //           + 512 M N                 the fused pass, in a forward
@@ -257,18 +241,15 @@ inline bool sm90_one_product_wins_float32(const Product& product, const Gpu& gpu
   return our_time <= torch_time;
 }
 
-// Returns whether the path sm90 wins by gemm_one_product, for a product of half types.
-//
-// Times of a forward. The unit: with full waves, a product takes K units, one for each element of
-// K. Torch's waves are counted as full, so its product takes K units.
+// The times of a forward in half types. The unit is the time of full waves for one element of K,
+// and torch's waves are counted as full:
 //
 //   torch   K + 640             the product, and the fused pass, which takes 640 units
 //   ours    K / utilization     no pass, but a part of the last wave may be empty
 //
 // Example: with K = 4096 ours is shorter from a utilization of 4096 / 4736 = 0.865 on.
 //
-// In a gradient there is no pass to save. Our kernel wins if the result is large and fills its
-// waves.
+// A gradient has no pass to save: our kernel wins if the result is large and fills its waves.
 inline bool sm90_one_product_wins_half(const Product& product, const Gpu& gpu) {
   constexpr int kPassAsK = 640;
   constexpr double kLeastUtilizationOfGradient = 0.9;
@@ -281,22 +262,18 @@ inline bool sm90_one_product_wins_half(const Product& product, const Gpu& gpu) {
   return product.m * product.n >= kLeastHalfGradient && utilization >= kLeastUtilizationOfGradient;
 }
 
-// Returns whether the path sm90 wins by gemm_one_product.
 inline bool sm90_one_product_wins(const Product& product, const Gpu& gpu) {
   if (product.k < kLeastKOfOneProduct) return false;
   if (product.is_float32()) return sm90_one_product_wins_float32(product, gpu);
   return sm90_one_product_wins_half(product, gpu);
 }
 
-// Returns whether the path sm80 wins. The limits follow from the rates of an A100, and were not
-// measured.
 inline bool sm80_wins(const Product& product) {
   constexpr int kLeastResult = 1 << 22;  // M * N
   constexpr int kLeastK = 1024;
   return product.m * product.n >= kLeastResult && product.k >= kLeastK;
 }
 
-// Returns the path to try on a GPU of compute capability 9.0.
 inline Path choose_path_on_hopper(const Product& product, const Gpu& gpu) {
   const bool may_be_skinny =
       product.is_float32() && product.is_forward && product.weight_has_vector_rows;
@@ -306,7 +283,7 @@ inline Path choose_path_on_hopper(const Product& product, const Gpu& gpu) {
   return sm90_wins ? Path::kSm90 : Path::kTorch;
 }
 
-// Returns the path to try. The caller still asks the kernel whether it supports the operands.
+// Returns the path of a product. The caller still asks the kernel whether it supports the operands.
 inline Path choose_path(const Product& product, const Gpu& gpu) {
   if (product.dtype == DType::kFloat64) return Path::kTorch;
   if (gpu.capability == 90) return choose_path_on_hopper(product, gpu);

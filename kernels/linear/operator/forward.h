@@ -1,6 +1,5 @@
-// The forward of Linear -> ReLU -> divide: out [..., N] = relu(x weight^T + bias) / divisor.
-//
-// There are three ways to compute it:
+// The forward of Linear -> ReLU -> divide: out [..., N] = relu(x weight^T + bias) / divisor. There
+// are three ways to compute it:
 //
 //   - a GEMM kernel that has everything in its epilogue (run_gemm.h)
 //   - torch's product, followed by the fused pass in place
@@ -24,16 +23,14 @@ namespace kernels {
 
 using TwoTensors = std::tuple<Tensor, Tensor>;
 
-// Computes the forward by the reference's own ops.
 inline Tensor linear_by_torch(const LinearInputs& inputs) {
   return at::linear(inputs.x, inputs.weight, inputs.bias).relu().div(inputs.divisor);
 }
 
-// In place: out = relu(out) / divisor. Writes the mask [..., (N + 7) / 8] unless it is undefined.
+// Writes the mask [..., (N + 7) / 8] unless it is undefined.
 inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask) {
-  // Rows matter only to a mask: each of its rows begins a new byte. Without a mask, or if N is a
-  // multiple of 8, the kernels get the matrix as one long row. They then need no division to find
-  // the row of an element.
+  // Rows matter only to a mask whose rows end with unused bits. Otherwise the kernels get the
+  // matrix as one long row, and need no division to find the row of an element.
   const bool is_one_row = !mask.defined() || out.size(-1) % 8 == 0;
   FusedPassArguments call{};
   call.dtype = *kernel_dtype(out.scalar_type());
@@ -44,7 +41,6 @@ inline void run_fused_pass(const Tensor& out, double divisor, const Tensor& mask
   call.mask = mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr;
   const auto run_on_gpu = [&](auto stream) { return cuda::linear_fused_pass(call, stream); };
   const auto run_on_cpu = [&] {
-    // The ranges are counted in bytes of the mask, up to 8 elements each, even if there is no mask.
     const int64_t mask_bytes = call.m * bytes_of_bits(call.n);
     at::parallel_for(0, mask_bytes, kGrain / 8,
                      [&](int64_t begin, int64_t end) { cpu::linear_fused_pass(call, begin, end); });
@@ -75,7 +71,6 @@ inline Tensor linear_without_autograd(const LinearInputs& inputs) {
   return compute_linear(inputs, /*mask=*/Tensor());
 }
 
-// linear_relu_divide_with_mask: returns the output, and the mask [..., (N + 7) / 8].
 inline TwoTensors linear_with_mask_without_autograd(const LinearInputs& inputs) {
   if (!is_supported_except_sizes(inputs) || !has_matching_sizes(inputs)) {
     fail(
@@ -91,8 +86,7 @@ inline TwoTensors linear_with_mask_without_autograd(const LinearInputs& inputs) 
   return {out, mask};
 }
 
-// linear_relu_divide_with_mask for tensors without memory: returns such tensors, with the right
-// sizes and dtypes. Sizes may be symbols.
+// linear_relu_divide_with_mask for tensors without memory, whose sizes may be symbols.
 inline TwoTensors linear_with_mask_meta(const LinearInputs& inputs) {
   const Tensor out = linear_by_torch(inputs);
   const c10::SymInt row_bytes = bytes_of_bits(inputs.weight.sym_size(0));

@@ -1,8 +1,6 @@
-// The gate of Linear -> ReLU -> divide: which calls our kernels compute.
-//
-// The kernels need ordinary dense tensors of one floating dtype on one device, of non-empty sizes
-// that fit together. They support backward(), but neither forward-mode AD nor torch.func. Every
-// other call runs the reference's own ops, so its result or error is the reference's.
+// The gate of Linear -> ReLU -> divide: which calls our kernels compute (docs/DESIGN.md, "What the
+// gates let through"). Every other call runs the reference's own ops, so its result or error is the
+// reference's.
 
 #pragma once
 
@@ -15,11 +13,11 @@
 
 namespace kernels {
 
-// The gate's answer to the question who computes a call.
+// Who computes a call.
 enum class GateAnswer {
-  kKernels,    // our kernels compute the call
-  kTracing,    // torch.compile or make_fx records an operator; the tensors are fake or proxies
-  kReference,  // the reference's own ops compute the call
+  kKernels,
+  kTracing,  // torch.compile or make_fx records an operator; the tensors are fake or proxies
+  kReference,
 };
 
 template <typename Predicate>
@@ -34,7 +32,6 @@ bool all_operands(const LinearInputs& inputs, const Predicate& predicate) {
          (!inputs.bias || predicate(*inputs.bias));
 }
 
-// Returns the dispatch keys of all operands together.
 inline c10::DispatchKeySet keys_of(const LinearInputs& inputs) {
   c10::DispatchKeySet keys = inputs.x.key_set() | inputs.weight.key_set();
   if (inputs.bias) keys = keys | inputs.bias->key_set();
@@ -42,19 +39,18 @@ inline c10::DispatchKeySet keys_of(const LinearInputs& inputs) {
 }
 
 // Returns true if the divisor and its reciprocal are normal floats; false for 0, infinity and NaN.
-//
-// Other divisors are left to the reference's ops, because our results would differ from torch's:
-// our kernels divide, but torch multiplies by the reciprocal on a GPU. In torch, 0 / 1e-39 is NaN,
-// not 0, because the reciprocal is infinite as a float. In torch 2.9, inf / 1e39 is NaN, not
-// infinity, because the reciprocal is computed in float and is 0; 2.10 computes it in double.
+// With other divisors our results would differ from torch's, because our kernels divide, but torch
+// multiplies by the reciprocal on a GPU. In torch, 0 / 1e-39 is NaN, not 0, because the reciprocal
+// is infinite as a float. In torch 2.9, inf / 1e39 is NaN, not infinity, because the reciprocal is
+// computed in float and is 0; 2.10 computes it in double.
 inline bool has_normal_reciprocal(double divisor) {
   const double magnitude = std::abs(divisor);
   return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
 }
 
-// Returns true if our kernels support the operands' layouts, dtypes, devices and dimensions, and
-// the divisor, and if no operand has a tangent. Sizes are not looked at, because in a trace they
-// may be symbols.
+// Returns whether our kernels support the operands' layouts, dtypes, devices and dimensions, and
+// the divisor, and whether no operand has a tangent. Sizes are not looked at, because in a trace
+// they may be symbols.
 inline bool is_supported_except_sizes(const LinearInputs& inputs) {
   const auto is_supported = [&](const Tensor& t) {
     const bool is_dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized();
@@ -69,7 +65,6 @@ inline bool is_supported_except_sizes(const LinearInputs& inputs) {
   return has_right_dimensions && has_normal_reciprocal(inputs.divisor);
 }
 
-// Returns true if K of x and weight, and N of weight and bias, are equal.
 inline bool has_matching_sizes(const LinearInputs& inputs) {
   const bool matches_bias = !inputs.bias || inputs.bias->size(0) == inputs.weight.size(0);
   return inputs.x.size(-1) == inputs.weight.size(1) && matches_bias;
@@ -79,7 +74,6 @@ inline bool is_empty(const LinearInputs& inputs) {
   return inputs.x.numel() == 0 || inputs.weight.numel() == 0;
 }
 
-// Decides who computes a call with these inputs.
 inline GateAnswer ask_gate(const LinearInputs& inputs) {
   if (!is_supported_except_sizes(inputs)) return GateAnswer::kReference;
   const c10::DispatchKeySet keys = keys_of(inputs);

@@ -1,31 +1,29 @@
 // The operators of Linear -> ReLU -> divide: their schemas, and which function runs for which kind
-// of call. torch_support/operators.h explains the kinds of calls, and the suffixes of the
-// functions' names: _autograd, _without_autograd and _by_torch. Schemas and messages call x
-// `input`, as torch does.
+// of call. torch_support/operators.h explains the kinds of calls and the functions' suffixes
+// _autograd, _without_autograd and _by_torch. Schemas and messages call x `input`, as torch does.
 //
 //   linear_relu_divide(x, weight, bias, divisor)
 //       The operator that users call: out [..., N] = relu(x weight^T + bias) / divisor.
 //   linear_relu_divide_with_mask(x, weight, bias, divisor)
-//       The forward of a training step, in traces: out, and a mask [..., (N + 7) / 8] of one bit
-//       for each element of out.
+//       The forward of a training step, in traces: out, and the mask [..., (N + 7) / 8].
 //   linear_relu_divide_gradients(grad_output, mask, x, weight, output_mask, divisor)
 //       Its backward, in traces: the gradients of x, weight and bias, if bits 0, 1 and 2 of
 //       output_mask are set, and empty tensors for bits that are not. x's gradient is computed
-//       from weight, and weight's from x. So weight has to be passed if bit 0 is set, and x if
-//       bit 1 is set; otherwise they have to be None.
+//       from weight, and weight's from x. So weight is passed if and only if bit 0 is set, and x
+//       if and only if bit 1 is.
 //
 // Two more operators are for tests and measurements. No saved program may contain them, so they are
 // registered in this build's own namespace alone:
 //
 //   set_linear_path(name)
-//       Makes later products on a GPU take the path of this name, except for gradients that
-//       should_try_gemm leaves to torch. "auto" leaves the choice to choose_path again.
+//       Makes later products on a GPU take the path of this name. Some gradients still go to torch
+//       (should_try_gemm). "auto" leaves the choice to choose_path again.
 //   float32_precision()
 //       Returns the precision that torch's settings ask for: "high" or "highest".
 //
 // No C++ or CUDA file of linear/ outside of this folder includes torch. The other files here are
-// headers, not .cpp files, because torch's own headers are slow to compile: one translation unit
-// compiles them once. From the outside in:
+// headers, because torch's own headers are slow to compile: one translation unit compiles them
+// once. From the outside in:
 //
 //   autograd.h            autograd, autocast, torch.jit.trace
 //   backward.h            the gradients
@@ -54,15 +52,15 @@ namespace {
 }
 
 // torch's dispatcher passes the arguments one by one, but our functions take a struct of them. So
-// for a function f, pack_inputs<f> is registered: it makes the struct and calls f.
+// pack_inputs<f> is registered for a function f: it makes the struct and calls f.
 template <auto function>
 auto pack_inputs(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                  double divisor) {
   return function({x, weight, bias, divisor});
 }
 
-// Makes the struct for a function of linear_relu_divide_gradients and calls the function. First
-// checks that the operands fit output_mask.
+// As pack_inputs, for a function of linear_relu_divide_gradients. First checks that the operands
+// fit output_mask.
 template <auto function>
 ThreeTensors pack_backward_inputs(const Tensor& grad_output, const Tensor& mask,
                                   const std::optional<Tensor>& x,

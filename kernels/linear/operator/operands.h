@@ -1,5 +1,5 @@
-// The operands of Linear -> ReLU -> divide as torch's tensors: their shapes, and which layouts a
-// kernel can read in place.
+// The operands of Linear -> ReLU -> divide as torch's tensors, and the layouts that a kernel can
+// read in place.
 
 #pragma once
 
@@ -32,7 +32,6 @@ inline Tensor as_matrix(const Tensor& x) {
   return x.reshape_symint({m, x.sym_size(-1)});
 }
 
-// Returns the sizes with the last one replaced by `last`.
 template <typename Size>
 c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last) {
   if (sizes.empty()) fail("expected a tensor of at least one dimension");
@@ -41,7 +40,7 @@ c10::SmallVector<Size, 5> with_last(c10::ArrayRef<Size> sizes, const Size& last)
   return result;
 }
 
-// The rows of a matrix, or the rows of its transpose, which are the columns of the matrix.
+// The rows of a matrix, or of its transpose.
 struct Rows {
   int64_t length;          // elements of a row
   int64_t element_stride;  // from one element of a row to the next
@@ -67,8 +66,7 @@ inline bool is_row_major(const Tensor& matrix, int64_t alignment) {
   return has_readable_rows(matrix, rows, alignment);
 }
 
-// Returns true if the matrix is column-major with aligned columns, so that a kernel can read its
-// transpose in place.
+// As is_row_major, for the transpose of the matrix.
 inline bool is_column_major(const Tensor& matrix, int64_t alignment) {
   Rows rows_of_transpose{};
   rows_of_transpose.length = matrix.size(0);

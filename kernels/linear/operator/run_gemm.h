@@ -1,10 +1,5 @@
-// One product on a GPU by the GEMM kernels of linear/, with or without an epilogue (bias, ReLU,
-// division, mask):
-//
-//   out [M, N] = x [M, K] times weight [N, K] transposed
-//
-// forward.h and backward.h call run_gemm. If it returns an undefined tensor, they use torch's own
-// product instead.
+// One product on a GPU by the GEMM kernels of linear/: out [M, N] = x [M, K] times weight [N, K]
+// transposed, with or without an epilogue (bias, ReLU, division, mask).
 
 #pragma once
 
@@ -20,7 +15,7 @@
 namespace kernels {
 
 // The path that the operator set_linear_path forces on all calls of run_gemm, so that tests can run
-// every kernel on every size. If it is empty, choose_path decides.
+// every kernel on every size.
 inline std::optional<Path> forced_path;
 
 #ifdef KERNELS_WITH_CUDA
@@ -32,8 +27,8 @@ struct MatrixView {
   bool is_transposed = false;
 };
 
-// Copies a matrix [rows, columns] so that its rows begin at multiples of `alignment` bytes. Between
-// the rows is padding that nobody reads.
+// Copies a matrix so that its rows begin at multiples of `alignment` bytes. Nobody reads the
+// padding between the rows.
 inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment) {
   const int64_t rows = matrix.size(0);
   const int64_t columns = matrix.size(1);
@@ -45,7 +40,7 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
     copy.copy_(matrix);
     return {copy, stride};
   }
-  // Our kernel takes less time than torch's copy_ (docs/DESIGN.md, "Memory", has both times).
+  // Our kernel takes less time than torch's copy_ (docs/DESIGN.md, "Memory").
   Transposition transposition{};
   transposition.source = matrix.const_data_ptr<float>();
   transposition.source_stride = matrix.stride(1);
@@ -54,7 +49,6 @@ inline MatrixView copy_with_aligned_rows(const Tensor& matrix, int64_t alignment
   transposition.rows = rows;
   transposition.columns = columns;
   run_on_gpu_only(matrix, [&](CUstream_st* stream) {
-    // With a null is_needed, the kernel always copies.
     return cuda::transpose(transposition, /*is_needed=*/nullptr, stream);
   });
   return {copy, stride};
@@ -86,7 +80,6 @@ inline Gpu gpu_of(const Tensor& x) {
   return {10 * major + minor, attribute(cudaDevAttrMultiProcessorCount)};
 }
 
-// The rules of both operands.
 struct OperandRules {
   OperandRule x, weight;
 };
@@ -96,8 +89,7 @@ inline OperandRules rules_of(Path path, const Product& product) {
   // TMA and vector loads need aligned rows.
   const OperandRule vector_rows{kVectorBytes};
   const OperandRule vector_rows_or_transposed{kVectorBytes, /*takes_transposed=*/true};
-  // fp16x3 begins with a pass that splits x, and in sm80/ the weight too. It reads rows at any
-  // address.
+  // fp16x3's split of x, and in sm80/ of the weight, reads rows at any address.
   const OperandRule any_rows{bytes_of_element(product.dtype)};
 
   if (path == Path::kSkinny) return {vector_rows, vector_rows};
@@ -108,13 +100,11 @@ inline OperandRules rules_of(Path path, const Product& product) {
   return {vector_rows_or_transposed, vector_rows_or_transposed};
 }
 
-// The operands of a product as its kernel reads them.
 struct ReadableOperands {
   MatrixView x, weight;
   Tensor bias;  // undefined for none
 };
 
-// Makes the operands readable, by copies where necessary.
 inline ReadableOperands make_operands_readable(const LinearInputs& inputs,
                                                const OperandRules& rules) {
   return {make_readable(inputs.x, rules.x), make_readable(inputs.weight, rules.weight),
@@ -128,7 +118,6 @@ struct GemmKernel {
   int (*launch)(const LinearArguments& call, CUstream_st* stream);
 };
 
-// Returns the functions of a path, which is not torch's.
 inline GemmKernel kernel_of(Path path) {
   const auto no_bytes = [](const LinearArguments&) -> size_t { return 0; };
   switch (path) {
@@ -144,12 +133,10 @@ inline GemmKernel kernel_of(Path path) {
   fail("no kernel of ours computes torch's product");
 }
 
-// Returns whether the path's kernel has code for this GPU.
 inline bool has_code_for(const Gpu& gpu, Path path) {
   return path == Path::kSm80 ? gpu.capability >= 80 : gpu.capability == 90;
 }
 
-// Describes the product for choose_path.
 inline Product product_of(const LinearInputs& inputs, bool is_forward) {
   Product product{};
   product.dtype = *kernel_dtype(inputs.x.scalar_type());
@@ -165,7 +152,7 @@ inline Product product_of(const LinearInputs& inputs, bool is_forward) {
   return product;
 }
 
-// Returns the arguments of a kernel, except out and workspace. mask may be undefined.
+// Returns the arguments of a kernel, but for out and workspace. mask may be undefined.
 inline LinearArguments arguments_of(const Product& product, const ReadableOperands& operands,
                                     double divisor, const Tensor& mask) {
   const auto& [x, weight, bias] = operands;
@@ -188,7 +175,6 @@ inline LinearArguments arguments_of(const Product& product, const ReadableOperan
   return call;
 }
 
-// Raises the error of a call that the forced path does not support.
 [[noreturn]] inline void fail_for_forced_path(Path path, const Gpu& gpu, const Tensor& x,
                                               const Tensor& weight) {
   const std::string capability =
@@ -208,7 +194,6 @@ inline LinearArguments arguments_of(const Product& product, const ReadableOperan
 inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor& mask) {
   if (!inputs.x.is_cuda()) return {};
 
-  // Choose the path.
   const Product product = product_of(inputs, is_forward);
   const Gpu gpu = gpu_of(inputs.x);
   const Path path = forced_path ? *forced_path : choose_path(product, gpu);
@@ -223,7 +208,6 @@ inline Tensor run_gemm(const LinearInputs& inputs, bool is_forward, const Tensor
     return {};
   }
 
-  // Allocate and launch.
   const Tensor out = allocate(inputs.x, {call.m, call.n}, inputs.x.scalar_type());
   call.out = out.mutable_data_ptr();
   const int64_t bytes = static_cast<int64_t>(kernel.workspace_bytes(call));

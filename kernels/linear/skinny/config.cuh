@@ -13,12 +13,12 @@
 
 namespace kernels::skinny {
 
-// The constants of skinny_kernel and of its launch. docs/EXPERIMENTS.md, "Few rows", has the times
-// of other values of kWarpColumns, kKStepsPerKTile and kTileEndTime.
+// docs/EXPERIMENTS.md, "Few rows", has the times of other values of kWarpColumns, kKStepsPerKTile
+// and kTileEndTime.
 struct SkinnyConfig {
   static constexpr int kWarps = 8;  // in a block
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kWarpColumns = 4;  // columns of a warp
+  static constexpr int kWarpColumns = 4;
   static constexpr int kTileColumns = kWarps * kWarpColumns;
   static constexpr int kLaneK = 4;  // elements of K of a lane in a k-step: one float4
   static constexpr int kKStepDepth = 32 * kLaneK;  // elements of K of a warp in a k-step
@@ -33,8 +33,7 @@ struct SkinnyConfig {
   static constexpr int kMaxClusterSize = 8;
   // The most k-tiles over which a lane should sum in float, so that few roundings add up.
   static constexpr int kMaxFloatKTiles = 4;
-  // An estimate of the time that the end of a tile takes, in k-tiles. The launch chooses the
-  // cluster size by it.
+  // The estimated time of the end of a tile, in k-tiles (divide_work).
   static constexpr int kTileEndTime = 1;
 };
 
@@ -64,9 +63,8 @@ struct SkinnyArguments {
         x_tiles(blocks_of(call.m, tile_rows)),
         weight_tiles(blocks_of(call.n, SkinnyConfig::kTileColumns)) {}
 
-  // Returns how far apart a cluster's tiles of the weight are. This is also the number of clusters
-  // that share a tile of x: they take the tiles of the weight in turn (skinny_kernel has an
-  // example).
+  // Returns how far apart a cluster's tiles of the weight are, which is also the number of clusters
+  // that share a tile of x (skinny_kernel has an example).
   __device__ int tile_step() const { return ptx::nclusterid() / x_tiles; }
 
   // Returns K without the elements after the last whole float4.

@@ -16,9 +16,8 @@ namespace kernels::skinny {
 // -------------------------------------------------------------------------- a row of x in a k-step
 
 // The layout in shared memory of a row of x in one k-step: 128 elements, four for each lane. As
-// floats the four are one 16-byte vector. As doubles they are two vectors: the first vectors of all
-// lanes are adjacent, and the second vectors follow them, so that the accesses of a warp have no
-// bank conflicts:
+// floats the four are one 16-byte vector. As doubles they are two vectors, and the second vectors
+// of all lanes follow the first ones, so that the accesses of a warp have no bank conflicts:
 //
 //              lane 0       lane 1       lane 2      ...
 //   float    x0 x1 x2 x3  x4 x5 x6 x7  x8 x9 ...
@@ -27,8 +26,7 @@ namespace kernels::skinny {
 //               x2 x3        x6 x7       x10 x11          second vectors
 constexpr int kSecondVector = 32 * kVectorBytes;  // bytes from a lane's first vector to its second
 
-// Stores this lane's four elements of a row, as T, float or double. The 128 elements of the row
-// begin at `row`.
+// Stores this lane's four elements of a row, which begins at `row`, as T, float or double.
 template <typename T>
 __device__ void store_k_step(uint8_t* row, float4 v) {
   uint8_t* const target = row + threadIdx.x % 32 * kVectorBytes;
@@ -40,8 +38,7 @@ __device__ void store_k_step(uint8_t* row, float4 v) {
   }
 }
 
-// Loads this lane's four elements of a row, as store_k_step stored them. `address` is the address
-// of the lane's first vector in shared memory.
+// Loads this lane's four elements. `address` is that of the lane's first vector in shared memory.
 __device__ inline void load_k_step(uint32_t address, float (&v)[4]) {
   const float4 four = ptx::load_shared_float4(address);
   v[0] = four.x;
@@ -60,7 +57,7 @@ __device__ inline void load_k_step(uint32_t address, double (&v)[4]) {
 
 // Copies the block's range of x to `x` in shared memory: k_range elements of each row, from
 // block_first_k on. Elements past the last row and past whole_k are zeros. A warp copies one row of
-// one k-step at a time. Copy number i is that of row i % kTileRows in k-step i / kTileRows.
+// one k-step at a time: copy number i is that of row i % kTileRows in k-step i / kTileRows.
 template <int kTileRows>
 __device__ void load_x(const SkinnyArguments& arguments, uint8_t* x, int first_row,
                        int block_first_k, int k_range) {
@@ -84,15 +81,14 @@ __device__ void load_x(const SkinnyArguments& arguments, uint8_t* x, int first_r
 
 // The weights that this lane multiplies next, a k-tile: v[k_step][column] has 4 elements of K of
 // one of the warp's columns. When a k-step has been multiplied, load_next replaces its weights by
-// those of the same k-step of the next k-tile:
+// those of the same k-step of the next k-tile, which may be the first one of the cluster's next
+// tile:
 //
 //   after                     v[0]      v[1]
 //   the constructor           k-tile 0  k-tile 0
 //   load_next(/*k_step=*/0)   k-tile 1  k-tile 0
 //   load_next(/*k_step=*/1)   k-tile 1  k-tile 1
 //   load_next(/*k_step=*/0)   k-tile 2  k-tile 1
-//
-// After the last k-tile of a tile comes the first one of the cluster's next tile.
 class PrefetchedWeights {
  public:
   float4 v[SkinnyConfig::kKStepsPerKTile][SkinnyConfig::kWarpColumns]{};
@@ -107,7 +103,7 @@ class PrefetchedWeights {
     for (int k_step = 0; k_step < SkinnyConfig::kKStepsPerKTile; ++k_step) load_next(k_step);
   }
 
-  // Replaces the weights of a k-step. The k-steps of a k-tile are replaced in order.
+  // The k-steps of a k-tile are replaced in order.
   __device__ void load_next(int k_step) {
     load(k_step);
     const bool is_last_k_step = k_step == SkinnyConfig::kKStepsPerKTile - 1;
@@ -115,8 +111,8 @@ class PrefetchedWeights {
   }
 
  private:
-  // Finds this warp's columns in the tile. Past the last column, the last one is loaded instead, so
-  // that all addresses are valid; the results are not stored.
+  // Past the last column, the last one is loaded instead, so that all addresses are valid; the
+  // results are not stored.
   __device__ void find_columns() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int first_column = tile_ * SkinnyConfig::kTileColumns + warp * SkinnyConfig::kWarpColumns;
@@ -127,20 +123,17 @@ class PrefetchedWeights {
 
   // Loads the weights of a k-step. They are 0 past whole_k, and after the last tile.
   __device__ void load(int k_step) {
-    // The distance along K from lane_first_k_.
     const int offset = k_tile_ * SkinnyConfig::kKTileDepth + k_step * SkinnyConfig::kKStepDepth;
     const bool exists =
         lane_first_k_ + offset < arguments_.whole_k() && tile_ < arguments_.weight_tiles;
 #pragma unroll
     for (int i = 0; i < SkinnyConfig::kWarpColumns; ++i) {
-      // Past the last column this is the last one again.
       const float* const address =
           source_ + min(i, columns_after_) * arguments_.weight_stride + offset;
       v[k_step][i] = ptx::load_global_float4_if(exists, address);
     }
   }
 
-  // Goes on to the next k-tile, or to the first k-tile of the cluster's next tile.
   __device__ void advance() {
     if (++k_tile_ < arguments_.k_tiles) return;
     k_tile_ = 0;
@@ -161,8 +154,7 @@ class PrefetchedWeights {
 template <int kTileRows>
 using LaneSums = Sum<kTileRows>[kTileRows * SkinnyConfig::kWarpColumns];
 
-// Adds the products of one k-step to this lane's sums. `x_address` is the address in shared memory
-// of this lane's elements of the k-step's first row of x.
+// `x_address` is that of this lane's elements in the k-step's first row of x, in shared memory.
 template <int kTileRows>
 __device__ __forceinline__ void multiply_k_step(LaneSums<kTileRows>& lane_sums,
                                                 const PrefetchedWeights& weights, int k_step,

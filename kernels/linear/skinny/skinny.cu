@@ -1,24 +1,16 @@
-// Linear -> ReLU -> divide for few rows of x in float32, on Hopper:
-//
-//   out [m, n] = relu(x [m, k] weight [n, k]^T + bias [n]) / divisor
-//   mask [m, (n + 7) / 8]: one bit for each element of out, if asked for (epilogue.cuh)
-//
-// run_gemm.h calls it through launchers.h, for the sizes that choose_path.h names. The parts of the
-// kernel, which this file puts together and launches:
+// Linear -> ReLU -> divide for few rows of x in float32, on Hopper, for the sizes that
+// choose_path.h names. The parts of the kernel, which this file puts together and launches:
 //
 //   config.cuh     constants and arguments
 //   operands.cuh   loads of x and the weight, and the products
 //   sums.cuh       the end of a tile: sums of lanes and blocks, results and mask
 //
-// Why it is fast: with few rows, each element of the weight is multiplied only a few times, so the
-// time is that of reading the weight once from memory. No tensor core is needed: for 16 rows, the
-// float32 units need about half of the time in which the weight arrives. The kernel keeps reads of
-// the weight in flight all the time.
+// Why it is fast: the time is that of reading the weight once from memory (docs/DESIGN.md, "skinny:
+// few rows of x"), and the kernel keeps reads of the weight in flight all the time.
 //
-// Rows and columns are those of out: column n is made from row n of the weight. A cluster of up to
-// 8 blocks computes a tile of kTileRows rows of x (16 at most) and 32 columns, and then goes on to
-// further tiles of the weight. The blocks of the cluster divide K among them. Each block keeps its
-// range of x in shared memory for all its tiles. For a cluster of 4 blocks:
+// A cluster of up to 8 blocks computes a tile of kTileRows rows of x (16 at most) and 32 columns,
+// and then goes on to further tiles of the weight. The blocks divide K among them, and each block
+// keeps its range of x in shared memory for all its tiles. For a cluster of 4 blocks:
 //
 //                                  K
 //              | block 0  | block 1  | block 2  | block 3  |
@@ -28,17 +20,14 @@
 // Within a block, warp w multiplies columns 4 w to 4 w + 3 of the tile with all rows. In a k-step,
 // the warp handles 128 elements of K, and each of its lanes 4 of them:
 //
-//      K of the k-step    0..3     4..7    ...   124..127
-//      column 4 w        lane 0   lane 1   ...   lane 31
-//      column 4 w + 1    lane 0   lane 1   ...   lane 31
-//      column 4 w + 2    lane 0   lane 1   ...   lane 31
-//      column 4 w + 3    lane 0   lane 1   ...   lane 31
+//      K of the k-step     0..3     4..7    ...   124..127
+//      each column        lane 0   lane 1   ...   lane 31
 //
 // A k-tile is two k-steps, so 256 of K. While a warp multiplies one k-tile, it loads the weights of
-// the next into registers. At the end of a tile, these are the weights of the next tile.
+// the next, which may be the next tile's, into registers.
 //
-// When a tile has been multiplied, each lane has partial sums over its elements of K. They are then
-// added up, in double:
+// When a tile has been multiplied, each lane has partial sums over its elements of K, which are
+// then added up in double:
 //
 //   1. add_lanes adds the sums of the lanes of a warp, by shuffles.
 //   2. sum_of_blocks adds the sums of a cluster's blocks, which read each other's shared memory.
@@ -47,8 +36,8 @@
 //
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, because there is time
 // for it. For more rows they are in float. To keep their roundings few, such a sum covers at most 4
-// k-tiles, unless K is too long for that even in a cluster of 8 blocks. add_lanes always adds in
-// double; docs/EXPERIMENTS.md, "Few rows", has what that costs and gains.
+// k-tiles, unless K is too long for that even in a cluster of 8 blocks. docs/EXPERIMENTS.md, "Few
+// rows", has what the double of add_lanes costs and gains.
 
 #include <algorithm>
 #include <atomic>
@@ -103,7 +92,6 @@ __global__ void __launch_bounds__(SkinnyConfig::kThreads, SkinnyConfig::kBlocksP
   __syncthreads();
 
   int previous_tile = -1;  // none yet
-  // Waits for the sums of `previous_tile`, and stores its results.
   const auto finish_previous_tile = [&] {
     ptx::cluster_wait();
     const FinishedTile finished{buffers.previous, first_row,
@@ -150,7 +138,6 @@ int known_active_clusters(int cluster_size) {
   return clusters;
 }
 
-// How the work is divided among clusters.
 struct Clusters {
   int cluster_size = 0;      // in blocks
   int blocks = 0;            // in all clusters; 0 if x fits into no cluster
@@ -175,7 +162,6 @@ bool allows_k_tiles(int k_tiles, int cluster_size) {
 //
 // A wave is the clusters that run at once. There are no more clusters than run at once, but at
 // least one for each tile of x. So there is more than one wave only if x has more tiles than that.
-// (docs/EXPERIMENTS.md, "Few rows", has the measurement behind kTileEndTime.)
 template <int kTileRows>
 Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_tiles) {
   const int x_tiles = arguments.x_tiles;
@@ -228,9 +214,8 @@ void launch_tiles(const LinearArguments& call, cudaStream_t stream) {
 }
 
 // Launches the kernel with the smallest tile that holds all m rows, or else with tiles of 16 rows.
-// If K is so long that the tile's rows of x do not fit into shared memory, launch_tiles takes
-// smaller tiles: for m = 8, for example, tiles of 2 rows from K = 26,625 on. (Tiles of 4 rows are
-// skipped there. x is stored in the type of the sums, and 4 rows of doubles take as many bytes as 8
+// launch_tiles takes smaller tiles if K is long: for m = 8, for example, tiles of 2 rows if K is
+// 26,625 or more. (Tiles of 4 rows are skipped there, because their doubles take as many bytes as 8
 // rows of floats.)
 inline void launch_for_rows(const LinearArguments& call, cudaStream_t stream) {
   if (call.m > 8) return launch_tiles<16>(call, stream);
@@ -246,9 +231,9 @@ namespace kernels::cuda {
 
 bool linear_skinny_supports(const LinearArguments& call) {
   using skinny::SkinnyConfig;
-  // Up to this K, one row of x fits into the shared memory of the largest cluster, beside the two
-  // buffers for sums. The row's elements are double, as the sums are. A k-tile is subtracted, as
-  // K of a block is rounded up to whole k-tiles.
+  // Up to this K, one row of x, in double as the sums are, fits into the shared memory of the
+  // largest cluster, beside the two buffers for sums. A k-tile is subtracted, as K of a block is
+  // rounded up to whole k-tiles.
   constexpr int64_t kElementsPerBlock = SkinnyConfig::kMaxBytes / sizeof(skinny::Sum<1>);
   constexpr int64_t kMaxK =
       SkinnyConfig::kMaxClusterSize *

@@ -12,9 +12,9 @@
 
 namespace kernels::skinny {
 
-// The totals of a warp in a tile, [kTileRows][kWarpColumns]: the sums of its lanes, added up.
-// add_lanes spreads them over the lanes. If there are fewer totals than lanes, neighbours get the
-// same one:
+// The totals of a warp in a tile, [kTileRows][kWarpColumns]: the sums of its lanes, added up and
+// spread over the lanes by add_lanes. Neighbours share a total if there are fewer totals than
+// lanes:
 //
 //   kTileRows   kCount   totals of lane l    kOfLane   kLanesOfTotal
 //       2          8     l / 4                  1            4
@@ -26,7 +26,6 @@ struct WarpTotals {
   static constexpr int kOfLane = kCount < 32 ? 1 : kCount / 32;
   static constexpr int kLanesOfTotal = kCount < 32 ? 32 / kCount : 1;
 
-  // Returns the number of a lane's first total.
   __host__ __device__ static constexpr int first_of(int lane) {
     return lane / kLanesOfTotal * kOfLane;
   }
@@ -34,9 +33,9 @@ struct WarpTotals {
 static_assert(WarpTotals<2>::first_of(/*lane=*/27) == 6, "lanes 24 to 27 have total 6");
 static_assert(WarpTotals<16>::first_of(/*lane=*/27) == 54, "lane 27 has totals 54 and 55");
 
-// Two lanes that are `distance` apart have two sums each. They add them: the lower lane returns the
-// total of the first sums, the upper lane that of the second sums. Each sends the sum whose total
-// the other one returns.
+// Two lanes that are `distance` apart have two sums each. The lower lane returns the total of the
+// first sums, the upper lane that of the second sums. Each sends the sum whose total the other one
+// returns.
 template <typename T>
 __device__ __forceinline__ double add_pair(T first, T second, int distance) {
   const bool is_upper = threadIdx.x & distance;
@@ -47,15 +46,12 @@ __device__ __forceinline__ double add_pair(T first, T second, int distance) {
 
 // Each of the 32 lanes of a warp has kCount sums. Adds sum i of all lanes, for each i, and spreads
 // the totals over the lanes as WarpTotals says. Lanes exchange sums at distances of 16, 8, 4, 2 and
-// 1. Each exchange halves the sums that a lane has, unless it has just one. Lane 27, whose number
-// is 11011 in binary, has these sums after each exchange:
+// 1, one in each call of the recursion. Each exchange halves the sums that a lane has, unless it
+// has just one. Lane 27, whose number is 11011 in binary, has these sums after each exchange:
 //
 //   distance       16        8         4         2         1
 //   kCount = 8     4 - 7     6, 7      6         6         6
 //   kCount = 64    32 - 63   48 - 63   48 - 55   52 - 55   54, 55
-//
-// A call makes the exchange at kDistance. It then calls add_lanes with the sums that are left, for
-// the next exchange.
 template <int kDistance = 16, typename T, int kCount, int kTotals>
 __device__ __forceinline__ void add_lanes(const T (&sums)[kCount], double (&totals)[kTotals]) {
   if constexpr (kDistance == 0) {  // after the last exchange
@@ -77,7 +73,7 @@ __device__ __forceinline__ void add_lanes(const T (&sums)[kCount], double (&tota
 // The two buffers of a block for sums, in shared memory: double [kTileRows][kTileColumns] each.
 struct SumBuffers {
   double* current;
-  double* previous;  // the sums of the tile before
+  double* previous;  // of the tile before
 
   __device__ void swap() {
     double* const swapped = current;
@@ -126,8 +122,7 @@ __device__ __forceinline__ double sum_of_blocks(const double* block_sum) {
 }
 
 // Returns an element of x weight^T + bias: the sum over the blocks of the cluster, plus the
-// products of the last k % 4 elements of K, plus the bias. `block_sum` points to this block's sum
-// of the element, in shared memory. The other blocks have theirs at the same place.
+// products of the last k % 4 elements of K, plus the bias. `block_sum` is as in sum_of_blocks.
 template <int kTileRows>
 __device__ float add_rest_and_bias(const SkinnyArguments& arguments, const double* block_sum,
                                    int row, int column) {
@@ -139,7 +134,7 @@ __device__ float add_rest_and_bias(const SkinnyArguments& arguments, const doubl
     sum = fma(double{x[k]}, double{weight[k]}, sum);
   }
   // A partial sum in float may have overflowed although the whole sum is finite. Then all products
-  // are summed again, in double. The sum stays NaN once it is NaN, so the loop ends there.
+  // are summed again, in double. The loop ends once the sum is NaN, because it then stays NaN.
   constexpr bool kMayOverflow = std::is_same_v<Sum<kTileRows>, float>;
   if (kMayOverflow && !isfinite(sum)) {
     sum = 0;
@@ -151,18 +146,18 @@ __device__ float add_rest_and_bias(const SkinnyArguments& arguments, const doubl
   return static_cast<float>(sum);
 }
 
-// A tile whose sums all blocks of the cluster have stored.
+// A tile whose sums all blocks of the cluster have stored. `sums` are this block's.
 struct FinishedTile {
-  const double* sums;  // this block's; the other blocks have theirs at the same place
+  const double* sums;
   int first_row;
   int first_column;
 };
 
 // Stores one result of a tile for each lane, and their mask. Eight neighbouring lanes have the
-// eight results of one byte of the tile's mask: `byte` is its number in the tile, and the first of
-// these lanes stores it. A tile [kTileRows][32] has 4 bytes in each row: byte b is in row b / 4,
-// and its columns begin at b % 4 * 8. All lanes of a warp call this function. Nothing is stored for
-// a byte past the tile's last, and for rows and columns past those of out.
+// eight results of one byte of the tile's mask, which the first of them stores: `byte` is its
+// number in the tile. A tile [kTileRows][32] has 4 bytes in each row: byte b is in row b / 4, and
+// its columns begin at b % 4 * 8. All lanes of a warp call this function. Nothing is stored for a
+// byte past the tile's last, and for rows and columns past those of out.
 template <int kTileRows>
 __device__ __forceinline__ void store_byte_of_tile(const SkinnyArguments& arguments,
                                                    const FinishedTile& tile, int byte, int lane) {
@@ -187,11 +182,9 @@ __device__ __forceinline__ void store_byte_of_tile(const SkinnyArguments& argume
   }
 }
 
-// Stores this block's share of the results and mask of a tile.
-//
-// Eight lanes store a byte of the mask and its 8 results, so a warp stores 4 bytes at once. They
-// are cluster_size apart, as the blocks of the cluster take bytes in turn. For a cluster of 2
-// blocks:
+// Stores this block's share of the results and mask of a tile. Eight lanes store a byte of the mask
+// and its 8 results, so a warp stores 4 bytes at once. They are cluster_size apart, as the blocks
+// of the cluster take bytes in turn. For a cluster of 2 blocks:
 //
 //   lanes              0 - 7   8 - 15   16 - 23   24 - 31
 //   warp 0, block 0      0        2         4         6

@@ -1,7 +1,5 @@
-// Linear -> ReLU -> divide in float32 at `highest`, on sm_80 and newer GPUs. A block needs 128 KiB
-// of shared memory, which sm_86, sm_89 and sm_120 do not have (linear_sm80_supports).
-//
-//   x [m, k], weight [n, k], bias [n], out [m, n] float32; mask [m, (n + 7) / 8]
+// Linear -> ReLU -> divide in float32 at `highest`, on sm_80 and newer GPUs whose blocks can have
+// 128 KiB of shared memory (Sm80Config).
 //
 // Three kernels, for each chunk of rows of x (chunks.h):
 //
@@ -10,8 +8,6 @@
 //   gemm_fp16x3_sm80_kernel   multiplies, with the epilogue (gemm_fp16x3/kernel.cuh)
 //   nonfinite_kernel          computes the results of rows that hold infinity or NaN
 //                             (split/nonfinite.cuh)
-//
-// run_gemm.h calls the functions in kernels::cuda at the end of this file.
 
 #include <algorithm>
 #include <cstdint>
@@ -30,9 +26,10 @@ namespace kernels::sm80 {
 using gemm_fp16x3::Sm80Config;
 
 // Returns whether this build contains the kernels below. They also run on newer GPUs, but
-// choose_path chooses them on capability 8.0 alone. So builds for other GPUs omit them, which saves
-// compile time. nvcc lists the architectures of a build in __CUDA_ARCH_LIST__, 800 for capability
-// 8.0. Tests define KERNELS_ALL_PATHS, which puts the kernels into every build.
+// choose_path chooses them on capability 8.0 alone, so builds for other GPUs omit them, which saves
+// compile time. For that, the kernels and launch_chunk are templates: nvcc compiles templates only
+// where they are used. nvcc lists the architectures of a build in __CUDA_ARCH_LIST__, 800 for
+// capability 8.0. Tests define KERNELS_ALL_PATHS, which puts the kernels into every build.
 constexpr bool is_built() {
 #ifdef KERNELS_ALL_PATHS
   return true;
@@ -50,9 +47,7 @@ struct SplitRowsConfig {
 };
 
 // Splits the rows of two matrices with the same k: those of `first`, then those of `second`. A
-// block splits one row at a time. Matrix is always split::ScaledMatrix. The kernel is a template
-// because nvcc compiles templates only where they are used, and this one is used only if
-// is_built().
+// block splits one row at a time. Matrix is always split::ScaledMatrix.
 template <typename Matrix>
 __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
     split_rows_kernel(const __grid_constant__ Matrix first, const __grid_constant__ Matrix second,
@@ -66,7 +61,7 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
   }
 }
 
-// The workspace of a chunk:
+// The workspace of a chunk, all of which split_rows_kernel writes:
 //
 //   slice             type   shape
 //   weight.hi, .lo    half   [n, padded k] each
@@ -76,8 +71,8 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
 //   x.exponent        int    [m]
 //   x.row_state       int    [m]
 //
-// split_rows_kernel writes all of it. The weight comes first, so its place does not depend on m:
-// all chunks find the weight that the first chunk has split.
+// The weight comes first, so its place does not depend on m: all chunks find the weight that the
+// first chunk has split.
 struct Sm80Workspace {
   split::ScaledMatrix weight;
   split::ScaledMatrix x;
@@ -105,14 +100,12 @@ struct Sm80Workspace {
   }
 };
 
-// Returns the bytes of a workspace for `rows` rows of x.
 size_t workspace_bytes(LinearArguments call, int64_t rows) {
   call.m = rows;
   call.workspace = nullptr;  // measures only
   return Sm80Workspace(call).bytes;
 }
 
-// Returns the rows of x in a chunk.
 int64_t rows_of_chunk(const LinearArguments& call) {
   TileGrid grid{};
   grid.rows_of_tile = Sm80Config::kTileRows;
@@ -123,8 +116,6 @@ int64_t rows_of_chunk(const LinearArguments& call) {
                               [&](int64_t rows) { return workspace_bytes(call, rows); });
 }
 
-// Launches the three kernels for a chunk. The first chunk splits the weight for all. The function
-// is a template, like this folder's kernels, so that it is compiled only if is_built().
 template <typename Matrix>
 void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t stream) {
   const Sm80Workspace workspace(call);
@@ -132,7 +123,6 @@ void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t strea
   const Matrix& weight = workspace.weight;
   const Epilogue<float> epilogue(call);
 
-  // Split.
   Matrix weight_to_split = weight;
   if (!is_first) weight_to_split.rows = 0;  // the first chunk has split it
   const int64_t rows = x.rows + weight_to_split.rows;
@@ -142,7 +132,6 @@ void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t strea
   split_grid.stream = stream;
   launch_or_throw(split_grid, split_rows_kernel<Matrix>, x, weight_to_split, call.k);
 
-  // Multiply.
   const auto gemm = gemm_fp16x3::gemm_fp16x3_sm80_kernel<Matrix>;
   allow_shared_memory(gemm, Sm80Config::kSharedBytes);
   const TileOrder tiles{blocks_of(call.m, Sm80Config::kTileRows),
@@ -155,8 +144,7 @@ void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t strea
   gemm_grid.stream = stream;
   launch_or_throw(gemm_grid, gemm, x, weight, padded_k, tiles, epilogue);
 
-  // Compute the results of rows with infinity or NaN. No flag tells the kernel whether there are
-  // any.
+  // No flag tells the kernel whether there are rows with infinity or NaN.
   nonfinite::launch(x, weight, call.k, epilogue, /*has_nonfinite=*/nullptr, stream,
                     /*has_pdl=*/false);
 }

@@ -1,5 +1,4 @@
-// The tiles, fragments and shared memory of gemm_fp16x3_sm80_kernel (kernel.cuh), as
-// constants, and where a k-tile is in shared memory.
+// The constants of gemm_fp16x3_sm80_kernel (kernel.cuh), and where a k-tile is in shared memory.
 
 #pragma once
 
@@ -14,8 +13,7 @@ namespace kernels::sm80::gemm_fp16x3 {
 struct Sm80Config {
   static constexpr int kThreads = 256;
 
-  // The tile of a block, the rows and columns of it that a warp computes, and the depth of a
-  // k-tile. Rows and columns are those of out: column n is made from row n of the weight.
+  // The tile of a block, a warp's part of it, and the depth of a k-tile.
   static constexpr int kTileRows = 128;
   static constexpr int kTileColumns = 128;
   static constexpr int kWarpRows = 64;

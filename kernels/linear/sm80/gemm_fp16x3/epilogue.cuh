@@ -1,5 +1,4 @@
-// The epilogue of gemm_fp16x3_sm80_kernel (kernel.cuh): turns a warp's sums into results and
-// mask.
+// The epilogue of gemm_fp16x3_sm80_kernel (kernel.cuh).
 
 #pragma once
 
@@ -33,8 +32,7 @@ __device__ __forceinline__ void stage_subtile(
   }
 }
 
-// Everything that turns a warp's sums into results: the epilogue, the exponents of the rows of x
-// and of the weight, and the first row and column of the warp in out.
+// The epilogue, the exponents of all rows of x and of the weight, and the warp's place in out.
 struct WarpOutput {
   const Epilogue<float>& epilogue;
   const int* x_exponent;
@@ -43,8 +41,7 @@ struct WarpOutput {
   int first_column;
 };
 
-// The bias and the exponent of the weight in the four neighbouring columns of out that a lane
-// stores.
+// The bias and the exponent of the weight in the four columns of out that a lane stores.
 struct LaneColumns {
   float bias[4];
   int exponent[4];

@@ -1,5 +1,5 @@
-// The fp16x3 GEMM for sm_80, and for newer GPUs whose blocks can have 128 KiB of shared memory:
-// float32 at `highest`, by cp.async, ldmatrix and mma.sync.
+// The fp16x3 GEMM for sm_80 and newer GPUs: float32 at `highest`, by cp.async, ldmatrix and
+// mma.sync.
 //
 //   out [m, n] float32 = epilogue(x weight^T)
 //   x [m, k], weight [n, k]: split into hi and lo (split/split.cuh), row-major, with k padded to a
@@ -19,11 +19,8 @@
 //   accumulators *= 2^-11
 //   accumulators += x_hi weight_hi
 //
-// Why it is accurate. The tensor cores truncate when they accumulate. So they add up only one
-// k-tile, and the small lo products come first. float32 units then add the accumulators to the sums
-// of all k-tiles (promotion). These additions are rounded to nearest, and compensated as in Kahan's
-// summation: the rounding error of an addition is the start value of the next k-tile's accumulator
-// (docs/SPLIT.md).
+// float32 units then add the accumulators to the sums of all k-tiles (promotion, in Results).
+// docs/SPLIT.md, step 4, says why this order of products and compensated promotions are accurate.
 //
 // Why it is fast. Copies for later k-tiles, loads of fragments, promotion and products of the
 // tensor cores are interleaved, so that the tensor cores seldom wait:
@@ -48,9 +45,8 @@
 
 namespace kernels::sm80::gemm_fp16x3 {
 
-// The kernel: a block for each tile. k is the padded k. Matrix is always split::ScaledMatrix. The
-// kernel is a template because nvcc compiles templates only where they are used, and linear_sm80.cu
-// uses this one only if is_built().
+// The kernel: a block for each tile. k is the padded k. Matrix is always split::ScaledMatrix;
+// is_built (linear_sm80.cu) says why the kernel is a template.
 template <typename Matrix>
 __global__ void __launch_bounds__(Sm80Config::kThreads, 1)
     gemm_fp16x3_sm80_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix weight,
@@ -60,7 +56,6 @@ __global__ void __launch_bounds__(Sm80Config::kThreads, 1)
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t shared_start = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32;
-  // The warp's first row and column in the tile.
   constexpr int kWarpsInARow = Sm80Config::kTileColumns / Sm80Config::kWarpColumns;
   const int warp_row = warp / kWarpsInARow * Sm80Config::kWarpRows;
   const int warp_column = warp % kWarpsInARow * Sm80Config::kWarpColumns;
@@ -89,7 +84,6 @@ __global__ void __launch_bounds__(Sm80Config::kThreads, 1)
   const int k_tiles = (k + Sm80Config::kKTileDepth - 1) / Sm80Config::kKTileDepth;
   for (int i = 0; i < k_tiles; ++i) multiply_k_tile(copies, fragments, results, stage);
 
-  // Promote the accumulators of the last k-tile.
 #pragma unroll
   for (int i = 0; i < Sm80Config::kXFragments; ++i) {
     results.promote(i);

@@ -34,12 +34,11 @@ struct Copies {
   };
   Operand x;
   Operand weight;
-  int64_t stride;      // elements between rows of a split matrix: the padded k
+  int64_t stride;      // the padded k
   int k_left;          // elements of K from the next vector on
   uint32_t target;     // address of the thread's vector in the first stage's hi of x
   uint32_t stage = 0;  // offset of the stage that is written next
 
-  // The tile's rows of x and of the weight begin at x_row and weight_row.
   __device__ Copies(const split::ScaledMatrix& operand_x, const split::ScaledMatrix& operand_weight,
                     int x_row, int weight_row, int padded_k, uint32_t shared) {
     stride = padded_k;
@@ -51,9 +50,9 @@ struct Copies {
     k_left = padded_k - vector * Sm80Config::kVectorElements;
   }
 
-  // Starts a quarter of a k-tile's copies, so that they can be spread among the products. Quarters
-  // 0 and 1 are the thread's two rows of x, quarters 2 and 3 its two rows of the weight. Callers
-  // pass constants, in unrolled loops.
+  // Starts a quarter of a k-tile's copies, so that they can be spread among the products: one of
+  // the thread's two rows of x (quarters 0 and 1) or of the weight (2 and 3). Callers pass
+  // constants, in unrolled loops.
   __device__ __forceinline__ void copy_quarter(int quarter) {
     static_assert(2 * kRowsOfThread == 4, "a quarter is one row of one operand");
     const int row = quarter % kRowsOfThread * kRowStep;
@@ -68,7 +67,6 @@ struct Copies {
   }
 
  private:
-  // Commits the copies of a k-tile, and moves on to the next k-tile and the next stage.
   __device__ __forceinline__ void begin_next_k_tile() {
     ptx::commit_copies();
     x.hi += Sm80Config::kKTileDepth;
@@ -77,8 +75,7 @@ struct Copies {
     stage = next_stage(stage);
   }
 
-  // Returns the rows of a matrix that the thread copies. The tile begins at first_row, and the
-  // thread at `row` and `vector` of the tile.
+  // The tile begins at first_row of the matrix, and the thread at `row` and `vector` of the tile.
   __device__ Operand operand_from(const split::ScaledMatrix& matrix, int first_row, int row,
                                   int vector) const {
     Operand operand;
@@ -88,8 +85,8 @@ struct Copies {
     return operand;
   }
 
-  // Starts the copies of one vector, hi and lo, `row` rows after the thread's first one. They go to
-  // `address` in shared memory.
+  // Starts the copies of one vector, hi and lo, to `address` in shared memory. `row` counts from
+  // the thread's first row.
   __device__ void copy_vector(uint32_t address, const Operand& operand, int row) const {
     const bool exists = k_left > 0 && row < operand.rows_left;
     const __half* const hi = operand.hi + stride * row;
@@ -99,9 +96,9 @@ struct Copies {
 };
 
 // A warp's operands of the products, as fragments of the mma instruction: a of x, b of the weight.
-// A k-tile has two k-steps, each as deep as one instruction. Fragments of x are loaded one fragment
-// ahead of their use, those of the weight one k-step ahead. All of a k-tile's hi fragments are
-// kept, because the hi products come after the lo products of both k-steps.
+// A k-tile has two k-steps, each as deep as one instruction. multiply_k_tile says when fragments
+// are loaded. All of a k-tile's hi fragments are kept, because the hi products come after the lo
+// products of both k-steps.
 struct MmaFragments {
   static constexpr int kKStepBytes = Sm80Config::kMmaK * sizeof(__half);  // a row in a k-step
 
@@ -160,7 +157,6 @@ struct MmaFragments {
 struct Results {
   // The promoted sums of all k-tiles, in lo's scale: 2^11 times too large.
   float sums[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
-  // The tensor cores add the products of one k-tile to these.
   float accumulators[Sm80Config::kXFragments][Sm80Config::kWeightFragments][4] = {};
 
   // Adds the accumulators of a fragment of x, times 2^11, to its sums, when a k-tile is complete.
@@ -177,8 +173,7 @@ struct Results {
     }
   }
 
-  // Divides the sums or accumulators of a fragment of x by lo's factor, 2^11. Dividing by a power
-  // of two is exact.
+  // Divides the sums or accumulators of a fragment of x by lo's factor, 2^11, which is exact.
   __device__ static void remove_lo_scale(float (&values)[Sm80Config::kWeightFragments][4]) {
 #pragma unroll
     for (int j = 0; j < Sm80Config::kWeightFragments * 4; ++j) {
@@ -186,19 +181,17 @@ struct Results {
     }
   }
 
-  // Adds the lo products of a fragment of x and all fragments of the weight.
+  // The next functions add the products of a fragment of x and all fragments of the weight.
   __device__ void add_lo_products(const MmaFragments& operands, int k_step, int fragment) {
     multiply(operands, k_step, fragment, kHi, kLo);
     multiply(operands, k_step, fragment, kLo, kHi);
   }
 
-  // Adds the hi products of a fragment of x and all fragments of the weight.
   __device__ void add_hi_products(const MmaFragments& operands, int k_step, int fragment) {
     multiply(operands, k_step, fragment, kHi, kHi);
   }
 
  private:
-  // Adds the products of hi or lo of a fragment of x and hi or lo of all fragments of the weight.
   __device__ void multiply(const MmaFragments& operands, int k_step, int fragment, HiOrLo half_a,
                            HiOrLo half_b) {
 #pragma unroll
