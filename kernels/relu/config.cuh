@@ -32,7 +32,7 @@ struct ReluConfig {
 using Large = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/true>;
 using Small = ReluConfig</*kThreads=*/256, /*kVectors=*/1, /*kIsLarge=*/false>;
 using SmallByFour = ReluConfig</*kThreads=*/256, /*kVectors=*/4, /*kIsLarge=*/false>;
-// With a mask, this is faster than Small (measured for an x of 8 MiB on an H200).
+// With a mask, this is faster than one vector per thread (docs/EXPERIMENTS.md, "ReLU on a GPU").
 using SmallWithMask = ReluConfig</*kThreads=*/128, /*kVectors=*/2, /*kIsLarge=*/false>;
 
 // The limits of choose_config, in bytes of the input (x; in backward, the gradient of the output).

@@ -114,7 +114,7 @@ struct LinearReluDivideBackward : Node {
   // Computes the gradients. The first line that fits decides how:
   //
   //   they may be differentiated again       by torch's ops, which autograd records
-  //   plain tensors                          by our kernels
+  //   plain tensors without a tangent        by our kernels
   //   vmap, after a forward outside vmap     by torch's ops, for the whole batch at once
   //   traces, subclasses and tangents        by the operator linear_relu_divide_gradients
   Gradients compute(const BackwardInputs& inputs) {

@@ -75,7 +75,7 @@ inline TwoTensors linear_with_mask_without_autograd(const LinearInputs& inputs) 
   if (!is_supported_except_sizes(inputs) || !has_matching_sizes(inputs)) {
     fail(
         "linear_relu_divide_with_mask: expected dense floating tensors that fit together, and a "
-        "divisor whose reciprocal is a normal float, got input " +
+        "divisor that is a normal float and has a normal reciprocal, got input " +
         describe(inputs.x) + ", weight " + describe(inputs.weight) + ", bias " +
         describe(inputs.bias) + ", divisor " + std::to_string(inputs.divisor));
   }

@@ -1,6 +1,6 @@
 // The gate of Linear -> ReLU -> divide: which calls our kernels compute (docs/DESIGN.md, "What the
-// gates let through"). Every other call runs the reference's own ops, so its result or error is the
-// reference's.
+// gates let through"). Calls that are traced record our operator. All others run the reference's
+// own ops, so that their results and errors are the reference's.
 
 #pragma once
 
@@ -16,7 +16,9 @@ namespace kernels {
 // Who computes a call.
 enum class GateAnswer {
   kKernels,
-  kTracing,  // torch.compile or make_fx records an operator; the tensors are fake or proxies
+  // torch.compile, make_fx or a user's TorchDispatchMode gets our operator. Under the first two,
+  // the tensors are fake ones or proxies.
+  kTracing,
   kReference,
 };
 
@@ -39,10 +41,10 @@ inline c10::DispatchKeySet keys_of(const LinearInputs& inputs) {
 }
 
 // Returns true if the divisor and its reciprocal are normal floats; false for 0, infinity and NaN.
-// With other divisors our results would differ from torch's, because our kernels divide, but torch
-// multiplies by the reciprocal on a GPU. In torch, 0 / 1e-39 is NaN, not 0, because the reciprocal
-// is infinite as a float. In torch 2.9, inf / 1e39 is NaN, not infinity, because the reciprocal is
-// computed in float and is 0; 2.10 computes it in double.
+// With other divisors our results could be 0 or infinite where torch's are NaN, because our kernels
+// divide, but torch multiplies by the reciprocal on a GPU. In torch, 0 / 1e-39 is NaN, not 0,
+// because the reciprocal is infinite as a float. In torch 2.9, inf / 1e39 is NaN, not infinity,
+// because the reciprocal is computed in float and is 0; 2.10 computes it in double.
 inline bool has_normal_reciprocal(double divisor) {
   const double magnitude = std::abs(divisor);
   return magnitude >= 0x1p-126 && magnitude <= 0x1p126;
