@@ -139,7 +139,7 @@ def test_a_kernel_that_samples_and_does_not_recompute_breaks_a_promise():
 
 
 def derived_bound(k, kernel):
-    """Return the sum of the rows of docs/SPLIT-PROOF.md's table, in units of 2^-24."""
+    """Return the derived error of docs/SPLIT-PROOF.md's first table of errors, in units of u S."""
     interval = twin.promotion_interval(k, kernel)
     promotions = 2 if kernel.compensates else math.ceil(k / interval)
     return 8 + 10 * interval / kernel.cores.terms + 0.2 + promotions + 3
