@@ -1,17 +1,16 @@
 // Chunks of rows: how a GEMM limits its workspace for every M.
 //
-// The workspace of a GEMM for float32 holds x as fp16 numbers: hi and lo of each element at
-// `highest`, hi alone at `high` (split/split.cuh). At `highest` the workspace would be as large as
-// x itself. The GEMM is therefore launched for one chunk of rows of x after the other. All chunks
-// use the same workspace, of at most 254 MiB (two exceptions follow below):
+// The workspace of a GEMM for float32 holds split x (split/split.cuh), which at `highest` is as
+// large as x itself. The GEMM is therefore launched for one chunk of rows of x after the other. All
+// chunks use the same workspace, of at most 254 MiB:
 //
 //   x [m, k]         out [m, n]
 //   rows 0 .. r-1    rows 0 .. r-1    chunk 0: split x, multiply
 //   rows r .. 2r-1   rows r .. 2r-1   chunk 1: the same memory again
 //   ...
 //
-// Most calls fit the limit and are one chunk. A workspace can exceed the limit only if the weight
-// needs much of it (see kMinWorkspaceForRows), or if a single tile of x needs more.
+// A workspace can exceed the limit only if the weight needs much of it (kMinWorkspaceForRows), or
+// if a single tile of x needs more. Most calls are one chunk.
 //
 // Host code without CUDA, used by the launches of sm80/ and sm90/.
 
@@ -29,20 +28,19 @@ namespace kernels {
 // The limit of a workspace, in bytes. torch's allocator may add 2 MiB.
 constexpr int64_t kMaxWorkspace = int64_t{254} << 20;
 
-// Bytes that x may always use, as smaller chunks would not fill a GPU. If the weight leaves less
-// than this of kMaxWorkspace, the workspace may exceed that limit.
+// Bytes that x may always use, even if the workspace then exceeds kMaxWorkspace, as smaller chunks
+// would not fill a GPU.
 constexpr int64_t kMinWorkspaceForRows = int64_t{64} << 20;
 
 // How a kernel divides its result into tiles.
 struct TileGrid {
-  // The value of tiles_of_wave, below, that exceeds the tiles of every product.
+  // A tiles_of_wave that exceeds the tiles of every product.
   static constexpr int64_t kAllTiles = INT64_MAX;
 
   int64_t rows_of_tile;
   int64_t weight_tiles;  // along N
-  // Tiles that the GPU computes at once. kAllTiles if the kernel divides the last wave's tiles
-  // among all multiprocessors (stream-K): an incomplete wave then costs little, so every chunk
-  // counts as one wave.
+  // Tiles that the GPU computes at once. kAllTiles with stream-K, where an incomplete last wave
+  // costs little, so every chunk counts as one wave.
   int64_t tiles_of_wave;
 
   // Returns the waves of a product with this many tiles along M (at least one).
@@ -55,18 +53,12 @@ struct TileGrid {
 
 // Divides a workspace into slices, each aligned to kSliceBytes. Without a workspace (null) it only
 // measures: the slices are null, and bytes() is the size that a workspace needs.
-//
-//   WorkspaceSlices slices(workspace);
-//   int* exponents = slices.add<int>(rows);
-//   __half* hi = slices.add<__half>(rows * k);
-//   size_t bytes = slices.bytes();
 class WorkspaceSlices {
  public:
   static constexpr int64_t kSliceBytes = 256;  // a slice's address and size are multiples of it
 
   explicit WorkspaceSlices(void* workspace) : start_(static_cast<std::byte*>(workspace)) {}
 
-  // Returns the next slice, for `count` elements.
   template <typename T>
   T* add(int64_t count) {
     const size_t offset = bytes_;
@@ -82,7 +74,6 @@ class WorkspaceSlices {
     return slice + element;
   }
 
-  // Returns the size of all slices so far.
   size_t bytes() const { return bytes_; }
 
  private:
@@ -90,13 +81,13 @@ class WorkspaceSlices {
   size_t bytes_ = 0;
 };
 
-// Returns the most tiles along M for which a chunk's workspace keeps to the limit. These are at
-// least 1, and at least as many as fit into kMinWorkspaceForRows. workspace_of(rows) returns the
-// bytes of a workspace for `rows` rows of x.
+// Returns the most tiles along M for which a chunk's workspace keeps to the limit, but at least 1,
+// and at least as many as fit into kMinWorkspaceForRows. workspace_of(rows) returns the bytes of a
+// workspace for `rows` rows of x.
 template <typename WorkspaceOf>
 int64_t max_tiles_of_chunk(const TileGrid& grid, const WorkspaceOf& workspace_of) {
-  // A workspace has `fixed_bytes`, and `bytes_per_row` for each row. Slices are rounded up to
-  // kSliceBytes; over kMeasuredRows rows that adds next to nothing to bytes_per_row.
+  // Slices are rounded up to kSliceBytes; over kMeasuredRows rows that adds next to nothing to
+  // bytes_per_row.
   constexpr int64_t kMeasuredRows = 1024;
   const int64_t fixed_bytes = workspace_of(0);
   const int64_t bytes_per_row = divide_up(workspace_of(kMeasuredRows) - fixed_bytes, kMeasuredRows);
@@ -127,26 +118,18 @@ struct Chunks {
 };
 
 // Returns the rows of each chunk but the last, which may have fewer: a multiple of
-// grid.rows_of_tile, or m if one chunk is enough. workspace_of is as in max_tiles_of_chunk.
-//
-// It prefers, in this order: few waves of tiles in all chunks, few chunks, and chunks of equal
-// size.
+// grid.rows_of_tile, or m if one chunk is enough. This function prefers, in this order: few waves
+// of tiles in all chunks, few chunks, and chunks of equal size.
 //
 //   Example: gemm_one_product with x [100000, 8192], N = 1536, tiles of 256 x 256, 66 of them in a
 //   wave. The workspace has 24 MiB for the weight, and 16 KiB and a few bytes for each row of x.
 //
 //   Tiles            391 along M, 6 along N: 2346 tiles, which would be 36 waves without chunks.
-//
 //   The limit        (254 - 24) MiB are enough for 57 tiles along M: 57 * 256 rows.
-//
 //   Chunks of 57     57 * 6 = 342 tiles are 6 waves, in each of six chunks. The seventh has the
 //                    other 49 * 6 = 294 tiles, 5 waves. In all 41 waves.
-//
 //   Chunks of 55     55 * 6 = 330 tiles are exactly 5 waves, in each of seven chunks. The eighth
-//                    has the other 6 * 6 = 36 tiles, 1 wave. In all 36 waves, as many as without
-//                    chunks.
-//
-//   So a chunk has 55 * 256 rows.
+//                    has the other 6 * 6 = 36 tiles, 1 wave. In all 36 waves. This is best.
 template <typename WorkspaceOf>
 int64_t choose_rows_of_chunk(int64_t m, const TileGrid& grid, const WorkspaceOf& workspace_of) {
   if (static_cast<int64_t>(workspace_of(m)) <= kMaxWorkspace) return m;
@@ -155,8 +138,8 @@ int64_t choose_rows_of_chunk(int64_t m, const TileGrid& grid, const WorkspaceOf&
   if (all_tiles <= max_tiles) return m;
 
   // The search begins above half of max_tiles: smaller chunks would be at least about twice as many
-  // as chunks of max_tiles. Among sizes with equally many waves and chunks, the smallest is taken.
-  // It leaves the most tiles for the last chunk, so the chunks are as equal as possible.
+  // as chunks of max_tiles. Among sizes with equally many waves and chunks, the smallest is taken,
+  // because it leaves the most tiles for the last chunk.
   Chunks best(all_tiles, max_tiles / 2 + 1, grid);
   for (int64_t tiles = best.tiles + 1; tiles <= max_tiles; ++tiles) {
     const Chunks chunks(all_tiles, tiles, grid);

@@ -6,14 +6,13 @@
 //
 // This file has what the GEMM kernels share: the division, the arguments of a call's epilogue, and
 // the stores of the general epilogue. Each GEMM kernel adds code that brings the sums from its
-// accumulators to these functions. The fused pass (fused_pass.cu), which follows torch's own
-// product, uses the division only.
+// accumulators to these functions. The fused pass (fused_pass.cu) uses the division only.
 //
 // The general epilogue of a GEMM kernel can compute every call of that kernel. Those of sm90/ also
 // have a fast epilogue, for calls (Epilogue::call_is_fast) with both of these properties:
 //
-//   - The divisor is a power of two from 1 to 2^32. The fast epilogue multiplies by 1 / divisor. In
-//     half types it does so before it adds the bias (is_small_power_of_two).
+//   - The divisor is a power of two from 1 to 2^32, so that the fast epilogue multiplies by
+//     1 / divisor; in half types before it adds the bias (is_small_power_of_two).
 //   - The fast epilogue's rule (FastEpilogueRule) allows the call. Each fast epilogue states its
 //     rule beside its stores:
 //
@@ -22,9 +21,8 @@
 //       sm90/gemm_one_product/epilogue_half_types.cuh     fast_epilogue_rule_of_half_types
 //
 // In a fast call of float32, a part of a tile (a block's part in gemm_fp16x3, a warpgroup's in
-// gemm_one_product) still takes the general epilogue if one of its rows of x or of the weight was
-// scaled by a very large or very small power of two (FastEpilogueConfig::kMaxExponent). Gradients
-// in half types that are computed in GradientMode have neither epilogue.
+// gemm_one_product) still takes the general epilogue if the exponent of one of its rows is very
+// large or very small (FastEpilogueConfig). GradientMode has neither epilogue.
 
 #pragma once
 
@@ -41,8 +39,8 @@ namespace kernels {
 // ---------------------------------------------------------------------------------------- division
 
 // Division by one number, which is normal and has a normal reciprocal. The reciprocal of a power of
-// two is exact, so a multiplication by it gives the same bits as a division. This general form is
-// used for double; float has its own below.
+// two is exact, so a multiplication by it gives the same bits as a division. double uses this
+// general form.
 template <typename T>
 struct Divisor {
   T divisor;
@@ -71,7 +69,7 @@ struct Divisor {
 //
 // The multiplication by inverse_power is exact, unless the result is subnormal. So the result has
 // the bits of a true division, except where |x| is below 2^-102, the result is subnormal, or x is
-// -0.0: docs/SPLIT-PROOF.md, "Division by other divisors", explains the proof and these exceptions.
+// -0.0 (docs/SPLIT-PROOF.md, "Division by other divisors").
 template <>
 struct Divisor<float> {
   float mantissa;
@@ -89,16 +87,11 @@ struct Divisor<float> {
   }
 
   // Returns true for the divisors 1, 2, 4 and so on up to 2^32. With these, the fast epilogue of
-  // half types gets the results of the general one by fma(sum, 1 / divisor, bias / divisor). The
-  // divisions are exact, as the divisor is a power of two, and none overflows, as it is 1 or more.
-  // So the fma rounds as the general epilogue's addition does. Tiny numbers are exceptions:
-  //
-  //   bias / divisor below 2^-126   It is subnormal and may lose bits. A result below 2^-100 may
-  //                                 then differ in its last bit.
-  //   0 < z < 2^-117                With 2^32, z / divisor is below the least subnormal, 2^-149,
-  //                                 and may become 0. So may its mask bit, which is made from the
-  //                                 quotient. A larger divisor would do this to a larger z; that
-  //                                 is why 2^32 is the limit.
+  // half types gets the results of the general one by fma(sum, 1 / divisor, bias / divisor), as the
+  // divisions are exact and do not overflow. Tiny numbers are exceptions: a bias / divisor below
+  // 2^-126 may lose bits, so that a result below 2^-100 may differ in its last bit. With
+  // 2^32, a positive z below 2^-117 may become 0, and so may its mask bit. 2^32 is the limit
+  // because larger divisors would do this to a larger z.
   bool is_small_power_of_two() const {
     return is_power_of_two && inverse_power <= 1 && inverse_power >= 0x1p-32f;
   }
@@ -119,17 +112,17 @@ struct Divisor<float> {
 
 // The conditions of a fast epilogue for a call, besides the one for the divisor.
 struct FastEpilogueRule {
-  // n is a multiple of `alignment` elements. So no vector that the fast epilogue stores crosses the
-  // end of a row, and all are aligned.
+  // n is a multiple of `alignment` elements. So all vectors that the fast epilogue stores are
+  // aligned, and none crosses the end of a row.
   int64_t alignment;
   bool needs_relu = false;  // true if the fast epilogue always applies ReLU
 };
 
-// The condition for a part of a float32 tile to take the fast epilogue.
+// A part of a float32 tile takes the fast epilogue on this condition.
 struct FastEpilogueConfig {
-  // All rows of x and weight in the part were scaled by 2^exponent with an exponent from -40 to 40.
-  // The fast epilogue multiplies a sum by one factor: 2^-exponent of its row of x times 2^-exponent
-  // of its row of weight. This factor is then from 2^-80 to 2^80, a normal float32, and so exact.
+  // The exponents of all rows of x and weight in the part are from -40 to 40. The fast epilogue
+  // multiplies a sum by one factor, 2^-(exponent of its row of x + exponent of its row of weight),
+  // which is then from 2^-80 to 2^80, a normal float32, and so exact.
   static constexpr int kMaxExponent = 40;
 };
 
@@ -143,9 +136,8 @@ struct Epilogue {
   int n;
   float floor;  // 0 with ReLU, -infinity without: a z below floor becomes 0
   Divisor<float> divisor;
-  bool call_is_fast;  // true if the call can take the fast epilogue; see the top of this file
+  bool call_is_fast;  // true if the call can take the fast epilogue
 
-  // The arguments for a kernel that has no fast epilogue.
   explicit Epilogue(const LinearArguments& call)
       : bias(static_cast<const T*>(call.bias)),
         out(static_cast<T*>(call.out)),
@@ -156,18 +148,16 @@ struct Epilogue {
         divisor(call.divisor),
         call_is_fast(false) {}
 
-  // The arguments for a kernel whose fast epilogue has this rule.
   Epilogue(const LinearArguments& call, const FastEpilogueRule& rule) : Epilogue(call) {
     const bool is_aligned = call.n % rule.alignment == 0;
     const bool has_needed_relu = call.has_relu || !rule.needs_relu;
     call_is_fast = is_aligned && has_needed_relu && divisor.is_small_power_of_two();
   }
 
-  // The result for z, in the general epilogue and in the fast one of float32. Both keep NaN.
-  //
-  // They may differ in the sign of a zero: with ReLU, a z of -0.0 becomes +0.0 in the fast
-  // epilogue, whose maximum of -0.0 and 0.0 is 0.0. The general one keeps -0.0 if the divisor is a
-  // power of two. The sign of such a zero is not promised (README, "Promises").
+  // The result for z, in the general epilogue and in the fast one of float32. Both results keep
+  // NaN. They may differ in the sign of a zero, which is not promised (README, "Promises"): with
+  // ReLU, a z of -0.0 becomes +0.0 in the fast epilogue. The general one keeps -0.0 if the divisor
+  // is a power of two.
   __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
   __device__ float finish_fast(float z) const {
     return ptx::max_nan(z, floor) * divisor.inverse_power;
@@ -185,17 +175,15 @@ struct Epilogue {
 // ---------------------------------------------------------------------------- the general epilogue
 
 // The general epilogue of four neighbouring elements of a row: makes results and mask bits from
-// their z, and stores them. `column` is the first element's, a multiple of 4.
+// their z, and stores them. `column` is the first element's, a multiple of 4. All threads of a warp
+// call it. A thread whose row does not exist has `row_exists` false, and stores nothing.
 //
-// A byte of the mask has the bits of 8 columns, so two threads share one. The numbers of their
+// A byte of the mask has the bits of 8 columns, so two threads exchange bits. The numbers of their
 // lanes differ only in the bit kLaneBit, which is 1, 2, 4, 8 or 16. The thread of the lower four
 // columns stores the byte. Example with kLaneBit = 1:
 //
 //   bit = column % 8    0 1 2 3    4 5 6 7
 //   lane                   6          7       lane 6 stores the byte
-//
-// All threads of a warp must call it, because they exchange bits. A thread whose row does not exist
-// has `row_exists` false, and stores nothing.
 template <int kLaneBit, typename T>
 __device__ void store_four_results(const Epilogue<T>& epilogue, bool row_exists, int row,
                                    int column, const float (&z)[4]) {

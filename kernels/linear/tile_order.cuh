@@ -1,15 +1,12 @@
 // The order in which a GEMM's output tiles are computed, chosen so that tiles that run at the same
 // time find their operands in L2.
 //
-//   out [M, N] is cut into x_tiles (along M) times weight_tiles (along N) tiles
+// A GPU computes tiles of neighbouring numbers at about the same time. Numbered row by row, these
+// tiles would need one tile of x and many tiles of the weight. Here tiles are numbered in bands of
+// eight tiles of x, and column by column inside a band. Tiles that run at the same time then form a
+// near-square block of out, and share tiles of x as well as tiles of the weight in L2.
 //
-// A GPU computes tiles of neighbouring numbers at about the same time. If tiles were numbered row
-// by row, those that run at the same time would need one tile of x and many tiles of the weight.
-// Here they are numbered in bands of eight tiles of x, and column by column inside a band. Tiles
-// that run at the same time then form a near-square block of out, so they share both their tiles of
-// x and their tiles of the weight in L2.
-//
-// The numbers of 10 x 3 tiles (x_tiles = 10, weight_tiles = 3), two bands:
+// The numbers of 10 x 3 tiles (x_tiles = 10 along M, weight_tiles = 3 along N of out [M, N]):
 //
 //                 weight tile
 //   x tile        0    1    2
@@ -19,8 +16,6 @@
 //        7        7   15   23
 //        8       24   26   28       band 1: x tiles 8 and 9; the last band may have fewer than 8
 //        9       25   27   29
-//
-// The GEMM kernels of sm80/ and sm90/ and their launchers use it.
 
 #pragma once
 

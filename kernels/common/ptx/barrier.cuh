@@ -66,15 +66,15 @@ __device__ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t byte
 
 // mbarrier.arrive: arrives at the mbarrier of any block of the cluster. `mapped` is its address, as
 // map_shared (cluster.cuh) returns it. The arrival is a release for threads of this block only,
-// which is PTX's default, although threads of another block may wait for it. This is enough here:
-// this thread has only read the shared memory that copies overwrite after the arrival, so no writes
-// of its own have to become visible. A release for the cluster would add a fence of all memory.
+// although threads of another block may wait for it. This is enough because this thread has only
+// read the shared memory that copies overwrite after the arrival, and has no writes that must
+// become visible. A release for the cluster would add a fence of all memory.
 __device__ inline void mbarrier_arrive_mapped(uint32_t mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
 
 // mbarrier.try_wait.parity: waits until the phase with this parity (0 for even phases, 1 for odd
-// ones) has completed. The instruction itself gives up after some time, and is then repeated.
+// ones) has completed. The instruction gives up after some time, and is then repeated.
 __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"

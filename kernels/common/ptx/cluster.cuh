@@ -8,9 +8,8 @@ namespace kernels::ptx {
 
 // ------------------------------------------------------------------------------- special registers
 
-// Each of these functions reads a special register. The asm is volatile, so that every call reads
-// it again. Otherwise the compiler would read it once, and the value would occupy an ordinary
-// register from the first use to the last.
+// Reads a special register. The asm is volatile, so that every call reads it again. Otherwise the
+// value would occupy an ordinary register from the first use to the last.
 #define KERNELS_SPECIAL_REGISTER(type, function, name)     \
   __device__ inline type function() {                      \
     type value;                                            \
@@ -21,7 +20,7 @@ namespace kernels::ptx {
 KERNELS_SPECIAL_REGISTER(uint32_t, cluster_ctarank, "cluster_ctarank")
 // %cluster_nctarank: how many blocks the cluster has.
 KERNELS_SPECIAL_REGISTER(int, cluster_nctarank, "cluster_nctarank")
-// %clusterid.x: the index of this cluster in the grid.
+// %clusterid.x: the number of this cluster in the grid.
 KERNELS_SPECIAL_REGISTER(int, clusterid, "clusterid.x")
 // %nclusterid.x: how many clusters the grid has.
 KERNELS_SPECIAL_REGISTER(int, nclusterid, "nclusterid.x")
@@ -49,8 +48,8 @@ __device__ inline void cluster_sync() {
 
 // ------------------------------------------------------------- shared memory of a cluster's blocks
 
-// mapa: takes an address in this block's shared memory, and returns the address of the same place
-// in the shared memory of the block with rank `rank`, which may be this block itself.
+// mapa: maps an address in this block's shared memory to the same place in the shared memory of
+// block `rank` of the cluster, which may be this block itself.
 __device__ inline uint32_t map_shared(uint32_t shared, uint32_t rank) {
   uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(shared), "r"(rank));

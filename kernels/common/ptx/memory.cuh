@@ -1,6 +1,5 @@
 // Loads, stores, asynchronous copies and atomics: one wrapper for each PTX instruction. Addresses
-// in shared memory are 32 bits wide, as these instructions take them. copy_async_with_policy takes
-// a pointer to shared memory instead, and converts it.
+// in shared memory are 32 bits wide, but copy_async_with_policy takes a pointer.
 
 #pragma once
 
@@ -10,8 +9,8 @@ namespace kernels::ptx {
 
 // ----------------------------------------------------------------------------------- shared memory
 
-// mov: returns the 32-bit address of `pointer`, which points into shared memory. Because the asm is
-// volatile, the address stays in a register. Otherwise nvcc may compute it again at every use.
+// mov: returns the 32-bit address of `pointer`, which points into shared memory. The asm is
+// volatile because nvcc might otherwise compute the address again at every use.
 __device__ inline uint32_t shared_address(const void* pointer) {
   uint32_t address;
   asm volatile("mov.b32 %0, %1;"
@@ -38,9 +37,9 @@ __device__ inline double2 load_shared_double2(uint32_t address) {
 
 // ----------------------------------------------------------------------------------- global memory
 
-// ld.global.cs.v4: loads four floats if the condition is true. Otherwise returns zeros, and does
-// not access the memory. The hint .cs (streaming) says that the floats are probably not read again.
-// The compiler does not move this load across other accesses to memory.
+// ld.global.cs.v4: loads four floats if the condition is true, and otherwise returns zeros. The
+// hint .cs (streaming) says that the floats are probably not read again. The compiler does not move
+// this load across other accesses to memory.
 __device__ inline float4 load_global_float4_if(bool condition, const float* source) {
   float4 v;
   asm volatile(
@@ -84,8 +83,8 @@ __device__ inline void copy_async(uint32_t target, const void* source, bool vali
                : "memory");
 }
 
-// cp.async.cg with a cache hint: starts a copy of 16 bytes with an L2 policy, such as
-// evict_first_policy().
+// cp.async.cg with a cache hint: starts a copy of 16 bytes with an L2 policy (evict_first_policy).
+
 __device__ inline void copy_async_with_policy(void* target, const void* source, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(target))),
@@ -93,12 +92,10 @@ __device__ inline void copy_async_with_policy(void* target, const void* source, 
                : "memory");
 }
 
-// cp.async.commit_group: makes a group of the copies that this thread has started since its last
-// group.
+// cp.async.commit_group: makes a group of this thread's copies since its last group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: waits until all but the latest kPending of this thread's groups are
-// complete.
+// cp.async.wait_group: waits for all but the latest kPending of this thread's groups.
 template <int kPending>
 __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -112,8 +109,7 @@ __device__ inline void add_release(unsigned* target, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
 }
 
-// ld.acquire: loads a counter. If its value includes what a call of add_release has added, this
-// thread's later accesses see what the adding thread wrote before that call.
+// ld.acquire: loads a counter; see add_release.
 __device__ inline unsigned load_acquire(const unsigned* source) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");

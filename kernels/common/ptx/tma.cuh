@@ -4,7 +4,7 @@
 // elements between a tensor in global memory and shared memory. The tensor map, which the host
 // makes with cuTensorMapEncodeTiled, says where the tensor is, its sizes, the size of the box, and
 // how the box is swizzled in shared memory. Elements of the box that are outside of the tensor are
-// 0 when they are read, and are not written.
+// read as 0, and are not written.
 
 #pragma once
 
@@ -23,10 +23,9 @@ __device__ inline void prefetch_tensormap(const CUtensorMap* map) {
 
 // A box comes from a matrix (2d), or from matrix number `matrix` of a tensor that has several (3d).
 // It begins at element [row, column] of the matrix; the instructions take the column first. The box
-// goes to address `target` in shared memory. The mbarrier at address `barrier` counts the bytes as
-// they arrive. A multicast copy goes to each block of the cluster that has its bit set in `blocks`,
-// at address `target` of that block's shared memory. The mbarrier at address `barrier` of that
-// block counts the bytes that arrive there.
+// goes to address `target` in shared memory, and the mbarrier at address `barrier` counts the bytes
+// as they arrive. A multicast copy goes to each block of the cluster that has its bit set in
+// `blocks`, at address `target` of that block, and counts at `barrier` of that block.
 
 // cp.async.bulk.tensor.2d with multicast: a box to several blocks.
 __device__ inline void copy_tensor_multicast(uint32_t target, const CUtensorMap* map, int column,
@@ -80,13 +79,12 @@ __device__ inline void store_tensor(const CUtensorMap* map, int column, int row,
       : "memory");
 }
 
-// cp.async.bulk.commit_group: makes a group of the stores that this thread has started since its
-// last group.
+// cp.async.bulk.commit_group: makes a group of this thread's stores since its last group.
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // cp.async.bulk.wait_group.read: waits until all but the latest kPending of this thread's groups
-// have read their boxes. Those boxes in shared memory may then be overwritten, although their
-// writes to global memory may not be complete.
+// have read their boxes, which may then be overwritten in shared memory. Their writes to global
+// memory may not be complete.
 template <int kPending>
 __device__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");

@@ -13,8 +13,7 @@
 //   wgmma_commit_group();        makes a group of them
 //   wgmma_wait_group<0>();       d is complete
 //
-// b, and a if it is not in registers, are in shared memory. A matrix descriptor says where, and how
-// they are stored.
+// b, and a if it is not in registers, are in shared memory, where a matrix descriptor finds them.
 
 #pragma once
 
@@ -26,8 +25,7 @@
 
 namespace kernels::ptx {
 
-// The element type of TF32 products: a float that the copy engine has rounded to 11 significant
-// bits.
+// The element type of TF32 products: a float that TMA has rounded to 11 significant bits.
 struct Tf32 {
   float value;
 };
@@ -36,8 +34,7 @@ struct Tf32 {
 // other one, which is M for a and N for b. The values are the instruction's.
 enum class Major { kK = 0, kMN = 1 };
 
-// wgmma.fence: orders this thread's accesses to the registers of d and a before the products that
-// follow.
+// wgmma.fence: orders this thread's accesses to the registers of d and a before later products.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // wgmma.commit_group: makes a group of the products issued since the last group.
@@ -53,13 +50,13 @@ __device__ inline void wgmma_wait_group() {
 
 // ------------------------------------------------------------------------------ matrix descriptors
 
-// Converts bytes to the unit of a descriptor's addresses and distances, which is 16 bytes.
+// Converts bytes to 16 bytes, the unit of a descriptor's addresses and distances.
 __host__ __device__ constexpr int descriptor_units(int bytes) { return bytes / 16; }
 
 // Returns wgmma's 64-bit description of an operand in shared memory. The operand is stored in
-// swizzle lines: 128 adjacent bytes each, as the copy engine writes them with the 128-byte swizzle.
-// kSwizzleLineBytes must be 128; it is a parameter so that the caller's constant is checked. `tile`
-// is the address of the first line, a multiple of 1024 bytes.
+// swizzle lines: 128 adjacent bytes each, as TMA writes them with the 128-byte swizzle.
+// kSwizzleLineBytes is a parameter so that the caller's constant is checked. `tile` is the address
+// of the first line, a multiple of 1024 bytes.
 //
 //   K-major     A swizzle line has adjacent elements of K of one row. The next one has those of the
 //               next row.
@@ -84,9 +81,9 @@ __device__ uint64_t matrix_descriptor(uint32_t tile) {
   return descriptor_units(tile & kAddressBits) | kBlock << 16 | kEightLines << 32 | kSwizzle << 62;
 }
 
-// The step from an operand's descriptor for one product to its descriptor for the next product. A
-// product takes 16 elements of K in a half type, 8 in TF32. The next ones are 32 bytes further
-// along the swizzle line of a K-major operand, and 16 swizzle lines further in an MN-major one.
+// The steps from an operand's descriptor for one product to that for the next product, which takes
+// the next 16 elements of K in a half type, 8 in TF32. These elements are 32 bytes further along
+// the swizzle line of a K-major operand, and 16 swizzle lines further in an MN-major one.
 constexpr uint64_t kDescriptorStepK = descriptor_units(32);
 constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 
@@ -94,8 +91,7 @@ constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
 
 // A thread has n / 2 of the accumulators d, each of which is an operand of the asm statement. These
 // macros list them: KERNELS_REGISTERS_32(d) is "+f"(d[0]), ..., "+f"(d[31]), and KERNELS_NUMBERS_32
-// is "%0, ..., %31". The lists of registers are made of KERNELS_REGISTERS_8(d, i) and
-// KERNELS_REGISTERS_16(d, i), which begin at d[i].
+// is "%0, ..., %31". KERNELS_REGISTERS_8(d, i) and KERNELS_REGISTERS_16(d, i) begin at d[i].
 #define KERNELS_REGISTERS_8(d, i)                                                             \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -126,14 +122,12 @@ constexpr uint64_t kDescriptorStepMN = descriptor_units(16 * 128);
   "%119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // wgmma.mma_async: d [64, n] = a [64, 16] b [n, 16]^T + (accumulates ? d : 0), where a and b are
-// fp16 and d is float. `a` is in registers, four words a thread; b_tile is the descriptor of b,
-// K-major. The type of the first argument chooses n; its value is not used. d may have more
-// registers than the n / 2 of this n.
+// fp16. `a` is in registers, four words a thread; b_tile is the descriptor of b, K-major. The type
+// of the first argument chooses n. d may have more registers than the n / 2 of this n.
 //
-// KERNELS_WGMMA defines the function for one n. `count` is n / 2, the number of accumulators of a
-// thread. a0 to p are the numbers of the operands after the accumulators: the four words of a, the
-// descriptor, and the predicate. At the end of the instruction, "1, 1" means that a and b are not
-// negated, and "0" that b is K-major.
+// KERNELS_WGMMA defines the function for one n. `count` is n / 2. a0 to p are the numbers of the
+// operands after the accumulators: the four words of a, the descriptor, and the predicate. At the
+// end of the instruction, "1, 1" means that a and b are not negated, and "0" that b is K-major.
 #define KERNELS_WGMMA(n, count, a0, a1, a2, a3, b, p)                                              \
   template <int kAccumulators>                                                                     \
   __device__ void wgmma(std::integral_constant<int, n>, float (&d)[kAccumulators],                 \
@@ -154,12 +148,12 @@ KERNELS_WGMMA(176, 88, "88", "89", "90", "91", "92", "93")
 #undef KERNELS_WGMMA
 
 // wgmma with a in shared memory, for n = 256: d [64, 256] = a b^T + (accumulates ? d : 0), where a
-// and b are descriptors. The first argument chooses the element type; its value is not used. Half
-// types have 16 elements of K, K-major or MN-major (kA, kB). TF32 has 8, K-major.
+// and b are descriptors. The type of the first argument chooses the element type. Half types have
+// 16 elements of K, K-major or MN-major (kA, kB). TF32 has 8, K-major.
 //
 // `shape` is the end of the instruction's name. The operands after the accumulators are the
-// descriptors of a and b (%128, %129), the predicate (%130), and kA and kB (%131, %132). `majors`
-// lists the last two for half types; TF32's instruction has no such operands.
+// descriptors of a and b, the predicate, and kA and kB. `majors` lists the last two for half types;
+// TF32's instruction has no such operands.
 #define KERNELS_WGMMA_SHARED(T, shape, majors)                                                 \
   template <Major kA, Major kB>                                                                \
   __device__ inline void wgmma(T, float (&d)[128], uint64_t a, uint64_t b, bool accumulates) { \

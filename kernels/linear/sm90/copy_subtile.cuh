@@ -1,5 +1,4 @@
-// Copies of sums from registers to shared memory, for the epilogues of both Hopper GEMM kernels
-// (gemm_fp16x3/epilogue.cuh and gemm_one_product/epilogue.cuh).
+// Copies of sums from registers to shared memory, for the epilogues of both Hopper GEMM kernels.
 
 #pragma once
 
@@ -9,16 +8,16 @@
 
 namespace kernels::sm90 {
 
-// Copies a thread's sums of one subtile from registers to shared memory. (In gemm_one_product they
-// are the accumulators, in gemm_fp16x3 the promoted sums.) They are a fragment (fragment.cuh), with
-// four sums of each row block. kRowBlocks row blocks are a subtile. Example with kRowBlocks = 2:
+// Copies a thread's sums of one subtile from registers to shared memory. The sums, which are
+// accumulators in gemm_one_product, are a fragment (fragment.cuh), with four sums of each row
+// block. kRowBlocks row blocks are a subtile. Example with kRowBlocks = 2:
 //
 //   sums             0 1 2 3    4 5 6 7    8 9 10 11    12 13 14 15    ...
 //   row block           0          1           2             3
 //   subtile                  0                        1
 //
 // Row block j of the subtile goes to slot[j * kPitch]. `subtile` must be a constant for the
-// compiler, for example the counter of an unrolled loop: registers cannot be indexed at run time.
+// compiler, because registers cannot be indexed at run time.
 template <int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
 #pragma unroll
@@ -27,10 +26,9 @@ __device__ void copy_subtile(float4* slot, const float (&sums)[kSums], int subti
   }
 }
 
-// Copies a subtile that is known only at run time, kFirst <= subtile < kEnd. The function
-// halves the range until one subtile is left, which is then a constant. So the caller need not
-// unroll its loop over subtiles. The unrolled loop would be so long that its instructions arrive
-// late from memory whenever L2 has evicted them.
+// Copies a subtile that is known only at run time, kFirst <= subtile < kEnd. The function halves
+// the range until one subtile is left. So the caller need not unroll its loop over subtiles, which
+// would be so long that its instructions arrive late from memory whenever L2 has evicted them.
 template <int kFirst, int kEnd, int kRowBlocks, int kPitch, int kSums>
 __device__ void copy_any_subtile(float4* slot, const float (&sums)[kSums], int subtile) {
   if constexpr (kEnd - kFirst > 1) {

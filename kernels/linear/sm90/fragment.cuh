@@ -1,11 +1,10 @@
 // wgmma's accumulator fragment: which results of a product a thread has in its registers. The
-// accumulators of both Hopper GEMM kernels are such a fragment, and so are gemm_fp16x3's sums, to
-// which its accumulators are added.
+// accumulators of both Hopper GEMM kernels are such a fragment, and so are gemm_fp16x3's sums.
 //
 // The weight is wgmma's operand A, and x is operand B. So the rows of wgmma's result are columns of
 // out, and its columns are rows of out. Below, rows and columns are those of out.
 //
-// A warp has all rows of the tile, in row blocks of 8. It has 16 columns: two column blocks of 8. A
+// A warp has all rows of the tile, in row blocks of 8, and 16 columns, in two column blocks of 8. A
 // thread is lane 4 g + c of its warp, where g is 0 to 7 and c is 0 to 3. It has four elements of
 // each row block j:
 //
@@ -21,9 +20,8 @@
 //   rows 8 j + 4, 8 j + 5    2    6   10   14   18   22   26   30  |
 //   rows 8 j + 6, 8 j + 7    3    7   11   15   19   23   27   31  |
 //
-// In gemm_one_product, these are the warp's 16 columns of out from left to right. In gemm_fp16x3
-// they are in another order, in which columns g and g + 8 of the picture are neighbours
-// (gemm_fp16x3/weight_row_order.cuh).
+// In gemm_one_product, these are the warp's 16 columns of out from left to right. In gemm_fp16x3,
+// columns g and g + 8 of the picture are neighbours in out (gemm_fp16x3/weight_row_order.cuh).
 
 #pragma once
 
@@ -46,7 +44,7 @@ struct FragmentLane {
 };
 
 // Returns the index of a thread's element in its fragment. `row` is 0 for row 2 c of the row block,
-// and 1 for row 2 c + 1. `column_block` is 0 for column g, and 1 for column g + 8.
+// and 1 for row 2 c + 1.
 __host__ __device__ constexpr int fragment_index(int row_block, int column_block, int row) {
   return FragmentConfig::kRowBlockElements * row_block + 2 * column_block + row;
 }
@@ -59,8 +57,8 @@ __device__ __forceinline__ float4 row_block_of(const float (&fragment)[kElements
   return make_float4(first[0], first[1], first[2], first[3]);
 }
 
-// The epilogues of half types take a pair of row blocks at a time, 16 rows. A thread has eight
-// results of a pair. It packs two to a word: those of rows 2 c and 2 c + 1 in one column.
+// The epilogues of half types take a pair of row blocks, 16 rows, at a time. A thread packs its
+// eight results of a pair two to a word: those of rows 2 c and 2 c + 1 in one column.
 //
 //                     row block 0 of the pair   row block 1
 //   column block 0    word 0                    word 1

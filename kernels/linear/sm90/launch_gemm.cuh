@@ -1,5 +1,4 @@
-// Tensor maps and the persistent launch, for both GEMM kernels of this folder: see
-// gemm_fp16x3/launch.cuh and gemm_one_product/launch.cuh.
+// Tensor maps and the persistent launch, for both GEMM kernels of this folder.
 
 #pragma once
 
@@ -22,14 +21,11 @@ namespace kernels::sm90 {
 
 // ------------------------------------------------------------------------------------- tensor maps
 //
-// A tensor map (CUtensorMap) is for the copy engine (TMA, ptx/tma.cuh). It describes a tensor in
-// global memory, and the boxes that TMA copies. The host makes it, and passes it to the kernel as
-// an argument.
-//
-// A row of a box is as long as a row of a k-tile, split::kKTileRowBytes. TMA swizzles its 16-byte
-// vectors in shared memory, so that wgmma reads them without bank conflicts.
+// A tensor map (CUtensorMap) describes to TMA (ptx/tma.cuh) a tensor in global memory, and the
+// boxes that TMA copies. The host passes it to the kernel as an argument. A row of a box is as long
+// as a row of a k-tile, split::kKTileRowBytes. TMA swizzles its 16-byte vectors in shared memory,
+// so that wgmma reads them without bank conflicts.
 
-// The type of a tensor's elements, as tensor maps name it.
 template <typename T>
 constexpr CUtensorMapDataType tensor_map_type() {
   if constexpr (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
@@ -38,8 +34,8 @@ constexpr CUtensorMapDataType tensor_map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-// Returns the driver's function that makes maps. The runtime finds it, so that nothing links
-// against the driver library, which is missing where there is no GPU.
+// Returns the driver's function that makes maps. Nothing links against the driver library, because
+// it is missing where there is no GPU.
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   static const auto encoder = [] {
     constexpr unsigned kCudaVersion = 12000;
@@ -55,9 +51,8 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 
 // Makes the map of a tensor with 2 or 3 dimensions, the innermost first. `sizes` are in elements.
 // `strides` are in bytes, and leave out the innermost dimension. A box has box_rows rows. If the
-// driver rejects the map, throws a std::runtime_error that names these arguments. status_of
-// (common/launch.cuh) catches only cudaError_t, so the exception leaves the launcher, and its
-// message is kept.
+// driver rejects the map, throws a std::runtime_error that names these arguments. This exception
+// leaves the launcher, because status_of (common/launch.cuh) catches only cudaError_t.
 template <typename T>
 CUtensorMap encode_map(const T* tensor, int dimensions, const cuuint64_t* sizes,
                        const cuuint64_t* strides, uint32_t box_rows) {
@@ -91,8 +86,8 @@ CUtensorMap make_map(const T* matrix, uint64_t rows, uint64_t columns, uint64_t 
   return encode_map(matrix, 2, sizes, strides, box_rows);
 }
 
-// Makes the map of a matrix in the k-tiled layout (split/split.cuh): [k_tiles][rows][64 fp16]. A
-// box is box_rows rows of one k-tile.
+// Makes the map of a matrix in the k-tiled layout (split/split.cuh). A box is box_rows rows of one
+// k-tile.
 inline CUtensorMap make_k_tiled_map(const split::ScaledMatrix& matrix, int64_t k_tiles,
                                     int box_rows) {
   constexpr cuuint64_t kNumbers = split::kKTileRowNumbers;

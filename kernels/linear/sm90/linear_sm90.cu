@@ -1,8 +1,5 @@
 // Linear -> ReLU -> divide on Hopper: the host code that launches the kernels of this folder.
 //
-//   x [m, k], weight [n, k], bias [n], out [m, n]
-//   mask [m, (n + 7) / 8]: a bit for each element of out, 1 where ReLU's gradient passes
-//
 // The kernels of each kind of call, in the order in which they run:
 //
 //   float16, bfloat16     gemm_one_product<HalfMode> or <GradientMode>
@@ -17,15 +14,14 @@
 //                         gemm_fp16x3, second launch       tiles with overflowed rows of the weight
 //                         nonfinite                        rows that hold infinity or NaN
 //
-// Kernels after the first GEMM do nothing in most calls. Only the GPU knows whether they have work,
-// so the host launches them in every call. Without work they read a flag and end.
+// Only the GPU knows whether the kernels after the first GEMM have work, so the host launches them
+// in every call. Without work, as in most calls, these kernels read a flag and end.
 //
-// All kernels are launched with programmatic dependent launch (PDL, common/launch.cuh): a kernel
-// starts before the previous one ends, if that one allows it, and then waits for its end. Before it
-// waits, the first GEMM sets up its barriers. All kernels allow the next one to start early, except
-// RedoMode and `nonfinite`, the last ones of a chunk.
+// All kernels are launched with programmatic dependent launch (PDL, common/launch.cuh), and allow
+// the next one to start early, except RedoMode and `nonfinite`, the last ones of a chunk. The first
+// GEMM sets up its barriers before it waits for the previous kernel.
 //
-// A float32 call is launched for chunks of rows of x, so that the workspace has a limit (chunks.h).
+// A float32 call is launched for chunks of rows of x (chunks.h).
 //
 // The files of this folder:
 //
@@ -33,12 +29,12 @@
 //   split_x.cuh, sample_weight.cuh       split_x; split/split.cuh explains hi and lo
 //   gemm_one_product/, gemm_fp16x3/      the GEMM kernels; kernel.cuh lists the files of each
 //   launch_gemm.cuh                      tensor maps and the launch, for both GEMM kernels
-//   pipeline.cuh                         the ring of stages, for both GEMM kernels
+//   pipeline.cuh                         a block and its ring of stages, for both GEMM kernels
 //   fragment.cuh                         which thread has which accumulators, for both epilogues
 //   copy_subtile.cuh                     copies of sums to shared memory, for both epilogues
 //
-// (`nonfinite` is in split/, `transpose` in transpose.cu.) run_gemm.h calls the functions in
-// kernels::cuda at the end of this file.
+// In linear/, nonfinite is in split/, transpose in transpose.cu, and the numbers of tiles in
+// tile_order.cuh.
 
 #include <algorithm>
 
@@ -57,7 +53,6 @@ namespace kernels::sm90 {
 
 // -------------------------------------------------------------------------- one chunk of rows of x
 
-// Launches a chunk of a float32 call at `high`.
 void launch_high(const LinearArguments& call, cudaStream_t stream) {
   const gemm_one_product::OneProductWorkspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
@@ -65,19 +60,17 @@ void launch_high(const LinearArguments& call, cudaStream_t stream) {
   gemm_one_product::launch_redo(call, workspace, stream);  // copies a transposed weight first
 }
 
-// Launches a chunk of a float32 call at `highest`.
 void launch_highest(const LinearArguments& call, cudaStream_t stream) {
   const gemm_fp16x3::Fp16x3Workspace workspace(call);
   launch_split_x(call, workspace.x, workspace.weight, workspace.bytes_to_clear, stream);
   const Epilogue<float> epilogue(call, gemm_fp16x3::fast_epilogue_rule());
   gemm_fp16x3::launch_twice(call, workspace, epilogue, stream);
-  // This kernel is last because the GEMM's second launch finds which rows of the weight hold
-  // infinity or NaN.
+  // This kernel is last because the GEMM's second launch finds kNonfinite rows of the weight.
   nonfinite::launch(workspace.x, workspace.weight, call.k, epilogue, workspace.has_nonfinite,
                     stream, /*has_pdl=*/true);
 }
 
-// Launches a chunk of any call. Half types have one chunk, the whole call.
+// Launches a chunk of any call. Half types have one chunk.
 void launch_chunk(const LinearArguments& call, cudaStream_t stream) {
   if (call.dtype == DType::kFloat16) {
     gemm_one_product::launch_half<__half>(call, stream);
@@ -109,7 +102,7 @@ TileGrid tile_grid_of(const LinearArguments& call) {
     grid.weight_tiles = divide_up(call.n, gemm_fp16x3::Fp16x3Config::kTileWeightRows);
     grid.tiles_of_wave = TileGrid::kAllTiles;  // stream-K
   } else {
-    // Each cluster computes whole tiles, so a wave has one tile for each cluster.
+    // Each cluster computes whole tiles.
     const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     grid.rows_of_tile = gemm_one_product::OneProductConfig::kTileRows;
     grid.weight_tiles = gemm_one_product::tiles_of(call).weight_tiles;
@@ -118,8 +111,8 @@ TileGrid tile_grid_of(const LinearArguments& call) {
   return grid;
 }
 
-// Returns the rows of a chunk. The copy of a transposed weight is extra: like the copies of
-// operands that run_gemm.h makes, it is not counted toward the limit of the workspace.
+// Returns the rows of a chunk. Like the copies of operands that run_gemm.h makes, the copy of a
+// transposed weight does not count toward the limit of the workspace.
 int64_t rows_of_chunk(const LinearArguments& call) {
   if (call.dtype != DType::kFloat32) return call.m;
   LinearArguments uncopied = call;
@@ -134,10 +127,8 @@ int64_t rows_of_chunk(const LinearArguments& call) {
 
 namespace kernels::cuda {
 
-// Returns whether the kernels of this folder support a call.
-//
 // Rows must begin at multiples of 16 bytes, for TMA and for vector loads. Only rows of x at
-// `highest` may begin anywhere: they are loaded without TMA. (At `high`, RedoMode loads x by TMA.)
+// `highest` may begin anywhere, because no TMA loads them. (At `high`, RedoMode loads x by TMA.)
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;

@@ -1,6 +1,4 @@
-// The parts that both Hopper GEMM kernels (gemm_fp16x3/kernel.cuh and gemm_one_product/kernel.cuh)
-// share: the shape of a block, and the shared-memory pipeline. (Their epilogues share
-// fragment.cuh and copy_subtile.cuh.)
+// The shape of a block and the shared-memory pipeline, for both Hopper GEMM kernels.
 //
 // The pipeline is a ring of stages in shared memory. A stage holds one k-tile of the weight and one
 // k-tile of x. Each stage has two mbarriers, `full` and `empty`:
@@ -41,14 +39,14 @@ struct BlockConfig {
   // Registers of a thread at launch: 65536 registers of a multiprocessor / 384 threads, rounded
   // down to a multiple of 8. `setmaxnreg` then moves registers from the workers to the consumers.
   static constexpr int kRegistersAtLaunch = 168;
-  // Blocks of a cluster. They compute a tile of out together. Each has half of the tile's rows of
-  // the weight (columns of out), and both have all of its rows of x.
+  // Blocks of a cluster, which share a tile of out: each has half of the tile's rows of the weight
+  // (columns of out), and both have all of its rows of x.
+
   static constexpr int kClusterSize = 2;
   // The blocks that a multicast copy writes to: one bit for each block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;
 
-  // Returns whether the block has enough registers if each thread of the workers' warpgroup has
-  // `worker_registers` and each thread of a consumer warpgroup has `consumer_registers`.
+  // Returns whether a block has enough registers, if these are the registers of each thread.
   static constexpr bool fits(int worker_registers, int consumer_registers) {
     return worker_registers + kConsumerWarpgroups * consumer_registers <=
            kRegistersAtLaunch * (kConsumerWarpgroups + 1);
@@ -64,8 +62,8 @@ struct BlockConfig {
 
 // ----- the pipeline
 
-// A position in the ring: a stage, and the turn around the ring, as in CUTLASS. The producer and
-// each consumer have one of their own, and advance it once a k-tile.
+// A position in the ring, as in CUTLASS. The producer and each consumer have one of their own, and
+// advance it once a k-tile.
 template <int kStages>
 struct PipelineState {
   int index = 0;        // the stage's place in the ring
@@ -79,14 +77,12 @@ struct PipelineState {
     }
   }
 
-  // The state for the next k-tile.
   __device__ PipelineState next() const {
     PipelineState later = *this;
     later.advance();
     return later;
   }
 
-  // The state for the previous k-tile.
   __device__ PipelineState previous() const {
     PipelineState earlier = *this;
     if (index == 0) {
@@ -103,23 +99,21 @@ __device__ inline uint32_t barrier_at(uint32_t barriers, int index) {
   return barriers + index * static_cast<int>(sizeof(uint64_t));
 }
 
-// The mbarriers of the ring, by which producers and consumers wait for each other. The functions
-// are named as in CUTLASS. `state` is the calling thread's, and "the stage" is that of `state`.
+// The mbarriers of the ring. The functions are named as in CUTLASS. `state` is the calling
+// thread's, and "the stage" is that of `state`.
 template <int kStages>
 struct Pipeline {
   using State = PipelineState<kStages>;
 
-  // The mbarriers, in shared memory.
   struct Barriers {
     uint64_t full[kStages];   // complete when all bytes of the stage have arrived
     uint64_t empty[kStages];  // complete when the consumer warps of both blocks have read the stage
   };
 
-  // The shared-memory addresses of both arrays.
+  // Shared-memory addresses.
   uint32_t full_barriers;
   uint32_t empty_barriers;
 
-  // `barriers` is the shared-memory address of this block's Barriers.
   __device__ explicit Pipeline(uint32_t barriers)
       : full_barriers(barriers + offsetof(Barriers, full)),
         empty_barriers(barriers + offsetof(Barriers, empty)) {}
@@ -139,19 +133,18 @@ struct Pipeline {
     ptx::cluster_sync();
   }
 
-  // Returns the address of the stage's `full`, at which TMA counts the bytes.
+  // Returns the address of the stage's `full`.
   __device__ uint32_t full_barrier(const State& state) const {
     return barrier_at(full_barriers, state.index);
   }
 
-  // Waits until the stage is full.
   __device__ void consumer_wait(const State& state) const {
     ptx::mbarrier_wait(full_barrier(state), state.parity);
   }
 
-  // Waits until the stage is empty: until the consumers have read what the producer loaded to it
-  // one turn before. In turn 0 there is nothing to wait for, and the function returns at once: a
-  // wait for parity 1 does so if no phase of the mbarrier is complete yet. The phases:
+  // Waits until the consumers have read what the producer loaded to the stage one turn before. In
+  // turn 0 the function returns at once, because a wait for parity 1 does so if no phase of the
+  // mbarrier is complete yet. The phases:
   //
   //   turn around the ring                            0      1      2      3    parity of the phase
   //
@@ -161,7 +154,7 @@ struct Pipeline {
     ptx::mbarrier_wait(barrier_at(empty_barriers, state.index), state.parity ^ 1);
   }
 
-  // Tells the producers of both blocks that this warp has read the stage. Lane i arrives at the
+  // Tells the producers of both blocks that this warp has read the stage: lane i arrives at the
   // mbarrier of block i. All lanes call it.
   __device__ void consumer_release(const State& state) const {
     const uint32_t empty_barrier = barrier_at(empty_barriers, state.index);

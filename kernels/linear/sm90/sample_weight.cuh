@@ -1,8 +1,5 @@
-// The exponents of the rows of a float32 weight, from a sample of each row's elements.
-// split_x_kernel (split_x.cuh) calls sample_weight, before a GEMM that scales the weight by them.
-//
-// The second launch of the fp16x3 GEMM (gemm_fp16x3/kernel.cuh) calls largest_of_row, for rows with
-// an element that overflowed fp16. As a rule, the sample had missed that element.
+// The exponents of the rows of a float32 weight, from a sample of each row's elements, for a GEMM
+// that scales the weight by them. docs/DESIGN.md ("The sample of the weight") has the reasons.
 
 #pragma once
 
@@ -15,30 +12,21 @@
 namespace kernels::sm90 {
 
 struct SampleConfig {
-  // A sample of a row is eight spans of 16 elements, evenly spread along K. Four lanes read a span,
-  // four elements each. A row whose sample is all zeros is read whole.
+  // A sample of a row is eight spans of 16 elements, evenly spread along K. A row whose sample is
+  // all zeros is read whole.
   static constexpr int kSpans = 8;
   static constexpr int kLanesOfSpan = 32 / kSpans;
   static constexpr int kLaneElements = 4;
   static constexpr int kRows = 4;  // rows of the weight that a warp samples
 
-  // For hi and lo, the sample's largest element is scaled into [2^9, 2^10). An element that
-  // is 2^23 times smaller than that one keeps 22 bits. An element that the sample missed may be 64
-  // times as large before it overflows fp16, which ends at 2^16.
+  // For hi and lo, the sample's largest element is scaled into [2^9, 2^10), within the limits below
+  // (docs/SPLIT.md, step 1, has the reasons).
   static constexpr int kTargetWithLo = 9;
-
-  // The limits of an exponent for hi and lo. The factor 2^-111 scales all elements below about
-  // 2^127 into fp16's range, which ends just below 2^16, and a smaller factor would cost small
-  // elements their bits. Larger elements overflow, so their rows are left to the second launch. The
-  // maximum is the largest exponent whose power of two is a float.
   static constexpr int kMinExponentWithLo = -111;
   static constexpr int kMaxExponentWithLo = 127;
 
-  // For hi alone, the largest element of each span counts. The row's scale moves the mean of their
-  // exponents, rounded down, to kTargetWithoutLo. So their geometric mean is scaled into
-  // [2^2, 2^4). An element may be at least 2^12 times as large as the mean before it overflows
-  // fp16, and at least 2^16 times smaller before it is subnormal. A row with an overflow or with
-  // many subnormals needs TF32 (gemm_one_product/kernel.cuh). The largest exponent is
+  // For hi alone, the row's scale moves the mean of the exponents of the spans' largest elements,
+  // rounded down, to kTargetWithoutLo (docs/SPLIT.md, "One product"). The largest exponent is
   // split::kMaxExponentWithoutLo.
   static constexpr int kTargetWithoutLo = 2;
 };
@@ -47,8 +35,8 @@ static_assert(SampleConfig::kRows == SampleConfig::kLaneElements,
 
 // Returns the largest magnitude in a row of k elements, which are `stride` elements apart; infinity
 // if the row holds infinity or NaN. A row with stride 1 is aligned to 16 bytes. All lanes of a warp
-// call it. It is rarely needed, and inlined it would make the kernel so large that fetching its
-// code takes longer (docs/EXPERIMENTS.md, "Hopper's products").
+// call it. Inlined it would make the kernel so large that fetching its code takes longer
+// (docs/EXPERIMENTS.md, "Hopper's products").
 __device__ __noinline__ float largest_of_row(const float* row, int64_t k, int64_t stride) {
   uint32_t largest = 0;  // the bits of a magnitude, which have the order of the floats
   const auto compare = [&](float v) { largest = max(largest, __float_as_uint(fabsf(v))); };
@@ -92,8 +80,8 @@ struct SampledRows {
   int64_t k;
   float largest_of_lane[SampleConfig::kRows] = {};  // the largest magnitude in each row
 
-  // Loads the lane's four elements along K of each row. Rows past the last one are left out, and so
-  // are the four elements if one of them is past K.
+  // Loads the lane's four elements along K of each row. Leaves out rows past the last one, and the
+  // four elements if one of them is past K.
   __device__ SampledRows(const split::Float32Matrix& weight, bool is_transposed, int64_t first_n,
                          int64_t k)
       : weight(weight), is_transposed(is_transposed), first_n(first_n), k(k) {
@@ -139,16 +127,15 @@ __device__ inline int exponent_for_hi_lo(const SampledRows& rows, int i) {
   return max(SampleConfig::kMinExponentWithLo, min(SampleConfig::kMaxExponentWithLo, exponent));
 }
 
-// The sum of some floats' biased exponents, and the count of the floats, in one word:
-// exponents * 2^16 + count. So one addition of words adds up both. All subnormals have the biased
-// exponent 0, which counts as the exponent -127.
+// The sum of some floats' biased exponents, and the count of the floats, in one word that can be
+// added: exponents * 2^16 + count. A subnormal has the biased exponent 0, which counts as -127.
+// Zeros do not count.
 struct ExponentSum {
   static constexpr int kBias = 127;
   static constexpr int kMantissaBits = 23;
 
   uint32_t word;
 
-  // Returns the biased exponent of one magnitude, and a count of 1. A zero does not count.
   __device__ static ExponentSum of(float magnitude) {
     const uint32_t biased_exponent = __float_as_uint(magnitude) >> kMantissaBits;
     return {magnitude > 0 ? biased_exponent << 16 | 1 : 0};
@@ -156,7 +143,6 @@ struct ExponentSum {
 
   __host__ __device__ constexpr bool is_empty() const { return word == 0; }
 
-  // Returns the mean of the exponents, rounded down.
   __host__ __device__ constexpr int mean() const {
     const uint32_t exponents = word >> 16;
     const uint32_t count = word & 0xffff;
@@ -166,7 +152,7 @@ struct ExponentSum {
 static_assert(ExponentSum{(127 - 4 + 127 - 1) << 16 | 2}.mean() == -3,
               "the mean of the exponents -4 and -1 is -2.5");
 
-// Returns the largest magnitude in the lane's span, from the largest of each of its four lanes.
+// Returns the largest magnitude in the lane's span.
 __device__ inline float largest_of_span(float largest_of_lane) {
   float largest = largest_of_lane;
   for (int bit = 1; bit < SampleConfig::kLanesOfSpan; bit *= 2) {
@@ -183,8 +169,7 @@ __device__ inline uint32_t add_spans(uint32_t word) {
   return word;
 }
 
-// Returns the exponent of row first_n + i if the GEMM rounds the weight to hi alone. It follows
-// from the mean of the exponents of the spans' largest elements. Spans of zeros do not count.
+// Returns the exponent of row first_n + i if the GEMM rounds the weight to hi alone.
 __device__ inline int exponent_for_hi_alone(const SampledRows& rows, int i) {
   const float largest = largest_of_span(rows.largest_of_lane[i]);
   ExponentSum sum{add_spans(ExponentSum::of(largest).word)};

@@ -5,16 +5,10 @@
 //   weight [n, k]   gets an exponent for each row, from a sample of the row's elements; the GEMM
 //                   scales the weight itself, and splits it (fp16x3) or rounds it (one product)
 //
-// Why x and the weight are treated differently. All tiles along N multiply the same rows of x, so x
-// is split once, in advance. The weight is often much larger than x, and a kernel that splits it
-// would move it through memory twice more. So the weight is left to the GEMM. The GEMM needs the
-// exponents when it starts, so they come from a sample of 128 elements of each row. (A row whose
-// sample is all zeros is read whole.) The sample may miss an element that then overflows fp16: see
-// "Rows that the split does not represent" in split/split.cuh.
+// docs/DESIGN.md ("gemm_fp16x3 on Hopper") says why x is split in advance and the weight is not.
 //
-// Why one launch does both. The two jobs do not depend on each other, and the GEMM needs both. The
-// sample reads few bytes and mostly waits for memory, so its blocks run beside those that split x,
-// and a second launch is saved.
+// One launch does both jobs, because they do not depend on each other. The sample reads few bytes
+// and mostly waits for memory, so its blocks run beside those that split x.
 
 #pragma once
 
@@ -33,8 +27,6 @@ namespace kernels::sm90 {
 
 // -------------------------------------------------------------------------------------- the kernel
 
-// Splits x and samples the weight.
-//
 //   blocks 0 .. sampling_blocks - 1    sample the weight: a warp for each kRows rows
 //   the blocks after them              split x: a warp or a block for each row
 //   all blocks                         first set the cleared_size numbers at `cleared` to 0: the
@@ -52,14 +44,13 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
     cleared[i] = 0;
   }
   const split::Form form = split::form_of(x.lo);
-  // The number of the block among those that split x; below 0 if it samples the weight.
+  // The block's number among those that split x; below 0 if it samples the weight.
   const int x_block = static_cast<int>(blockIdx.x) - sampling_blocks;
   const bool splits_x = x_block >= 0;
-  // The number of the warp in the grid.
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (splits_x) {
     const bool warp_has_row = splitter == split::Splitter::kWarp;
-    // The row of x. The warps of the sampling blocks come before those that split x.
+    // The warps of the sampling blocks come before those that split x.
     const int64_t m = warp_has_row ? warp - sampling_blocks * (blockDim.x / 32) : x_block;
     if (m < x.rows) split::split_row(x, form, m, k, splitter);
     return;
@@ -70,8 +61,8 @@ __global__ void __launch_bounds__(split::SplitConfig::kThreads)
 
 // -------------------------------------------------------------------------------------- the launch
 
-// Describes a float32 operand, whose hi and lo are k-tiled if a kernel stores them. hi, lo,
-// exponent and row_state are null: the caller sets those that it needs.
+// Describes a float32 operand, whose hi and lo are k-tiled if a kernel stores them. All pointers
+// but `source` are null: the caller sets those that it needs.
 inline split::ScaledMatrix describe_operand(const void* source, int64_t rows, int64_t row_stride) {
   split::ScaledMatrix matrix{};
   matrix.source = static_cast<const float*>(source);
@@ -81,14 +72,12 @@ inline split::ScaledMatrix describe_operand(const void* source, int64_t rows, in
   return matrix;
 }
 
-// Launches the kernel that splits x, samples the weight, and clears the first bytes_to_clear bytes
-// of the workspace.
+// Launches the kernel, which also clears the first bytes_to_clear bytes of the workspace.
 inline void launch_split_x(const LinearArguments& call, const split::ScaledMatrix& x,
                            const split::ScaledMatrix& weight, size_t bytes_to_clear,
                            cudaStream_t stream) {
   const int threads = split::threads_of_row(call.k);
   const int warps = threads / 32;
-  // Each warp samples kRows rows of the weight.
   const int sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
   // A warp splits a row of x that fits into its registers, and a block splits a longer row.
   const bool is_short = call.k <= split::SplitConfig::kKeptByWarp;

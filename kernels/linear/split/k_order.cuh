@@ -1,10 +1,9 @@
 // K order: the order of the 16 elements of K of one wgmma in the fp16x3 GEMM of sm90/.
 //
-// The order is free: a sum over K has the same terms in any order, as long as x and the weight have
-// the same one. This order lets a lane load four neighbouring elements of the weight by one access.
-// In wgmma's layout of operand A, each lane of a warp holds four places along K. Lane 4 g + c, with
-// g = 0 - 7 and c = 0 - 3, holds the places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9. They get the
-// elements 4 c to 4 c + 3:
+// This order lets a lane load four neighbouring elements of the weight by one access. (Any order
+// gives the same terms, as long as x and the weight have the same one.) In wgmma's layout of
+// operand A, lane 4 g + c of a warp, with g = 0 - 7 and c = 0 - 3, holds the places 2 c, 2 c + 1,
+// 2 c + 8 and 2 c + 9 along K. These places get the elements 4 c to 4 c + 3:
 //
 //   place      0  1 |  2  3 |  4  5 |  6  7 |  8  9 | 10 11 | 12 13 | 14 15
 //   lanes      c=0  |  c=1  |  c=2  |  c=3  |  c=0  |  c=1  |  c=2  |  c=3
@@ -24,7 +23,7 @@
 
 namespace kernels::split {
 
-// Returns the element, 0 to 15, that is at this place of 16 along K.
+// Returns the element, 0 to 15, at this place of 16 along K.
 __host__ __device__ constexpr int element_at_place(int place) {
   const int c = place % 8 / 2;
   const int upper = place / 8;  // 0 for places 0 to 7, 1 for places 8 to 15

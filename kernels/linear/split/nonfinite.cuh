@@ -3,18 +3,15 @@
 //
 //   x [m, k], weight [n, k], bias [n], out [m, n]; mask [m, (n + 7) / 8]
 //
-// The state of such a row is kNonfinite (RowState in split.cuh). out[i][j] is wrong after the GEMM
-// if row i of x or row j of the weight is kNonfinite. This kernel computes these results from the
-// float32 operands, and leaves all others alone.
+// out[i][j] is wrong after the GEMM if row i of x or row j of the weight is kNonfinite (RowState in
+// split.cuh). This kernel computes these results from the float32 operands. If no row is
+// kNonfinite, it ends quickly: it reads one flag after the GEMM of sm90/, and the states of all
+// rows after that of sm80/.
 //
 // The sum of such a result is infinite or NaN, because one of its terms x[i][e] * weight[j][e] is.
 // The finite terms cannot change that, so most of them are left out. The remaining terms are added
-// in double, in which products and sums of finite floats do not overflow. So only infinite elements
-// make a term or a partial sum infinite, and the order of the terms does not matter.
-//
-// Called by launch_highest (linear_sm90.cu) and launch_chunk (linear_sm80.cu). Such rows are rare,
-// so the kernel ends quickly if there are none: it reads one flag after the GEMM of sm90/, and the
-// states of all rows after that of sm80/.
+// in double, in which products and sums of finite floats do not overflow, so that only infinite
+// elements make a term or a partial sum infinite, and the order of the terms does not matter.
 
 #pragma once
 
@@ -72,18 +69,16 @@ __device__ __forceinline__ bool has_nonfinite_element(const split::Float32Matrix
   return is_found;
 }
 
-// Returns the first row of the tile with this number. Tiles are numbered along N first: tile 1 has
-// the rows of tile 0, and the next columns. `weight_tiles` is the number of tiles along N.
+// Returns the first row of a tile. Tiles are numbered along N first, weight_tiles in a row.
 __device__ __forceinline__ int64_t first_row_of(int64_t number, int64_t weight_tiles) {
   return number / weight_tiles * NonfiniteConfig::kTileRows;
 }
 
-// Returns the first column of the tile with this number, which is its first row of the weight.
+// Returns the first column of a tile, which is its first row of the weight.
 __device__ __forceinline__ int64_t first_column_of(int64_t number, int64_t weight_tiles) {
   return number % weight_tiles * NonfiniteConfig::kTileColumns;
 }
 
-// A tile of out, and the operands that it is computed from.
 struct OutTile {
   const split::ScaledMatrix& x;
   const split::ScaledMatrix& weight;
@@ -91,10 +86,10 @@ struct OutTile {
   int first_column;
 };
 
-// Computes the sums of a tile's 32 results. Terms are added only for some elements of K: those that
-// are infinite or NaN in one of the tile's rows of x or of the weight. The warps divide K among
-// them, and each stores its sums to warp_sums[warp]: result j is that of row j / 8 and column j % 8
-// of the tile. Rows and columns past the last of out get sums, too, which are not used.
+// Computes the sums of a tile's 32 results, of the terms at those elements of K that are infinite
+// or NaN in one of the tile's rows of x or of the weight. The warps divide K among them, and each
+// stores its sums to warp_sums[warp]: result j is that of row j / 8 and column j % 8 of the tile.
+// Rows and columns past the last of out get sums, too, which are not used.
 //
 // A warp takes 32 elements at a time. At first each lane looks at one of them, in all rows of the
 // tile. Then each lane has one of the 32 results, and adds its term at each element that was found.
@@ -150,8 +145,7 @@ __device__ __forceinline__ void store_replacements(const Epilogue<float>& epilog
 }
 
 // Replaces the results of a tile that belong to a kNonfinite row of x or of the weight. Lane j of
-// the first warp has result j; it adds the warps' shares of the sum, warp_sums, and the bias. The
-// other warps do nothing.
+// the first warp adds the warps' shares of result j, and the bias. The other warps do nothing.
 __device__ __forceinline__ void replace_results(
     const OutTile& tile, const Epilogue<float>& epilogue,
     const double (&warp_sums)[NonfiniteConfig::kWarps][32]) {
@@ -168,13 +162,10 @@ __device__ __forceinline__ void replace_results(
   store_replacements(epilogue, row, column, is_replaced, static_cast<float>(sum));
 }
 
-// Runs after the GEMM. Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on. It takes
-// kThreads of them at once, one for each thread. The thread finds out whether its tile has work,
-// that is, a kNonfinite row of x or of the weight. Then all threads together compute the tiles that
-// have work, one after the other.
-//
-// has_nonfinite points to a flag that is 0 if no row is kNonfinite. If there is no such flag, the
-// pointer is null.
+// Block b has the tiles b, b + gridDim.x, b + 2 gridDim.x and so on, and takes kThreads of them at
+// once. Each thread finds out whether one of these tiles has work, that is, a kNonfinite row. Then
+// all threads together compute the tiles that have work, one after the other. has_nonfinite points
+// to a flag that is 0 if no row is kNonfinite, or is null if there is no flag.
 __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                                   NonfiniteConfig::kBlocksPerMultiprocessor)
     nonfinite_kernel(const __grid_constant__ split::ScaledMatrix x,
@@ -183,7 +174,6 @@ __global__ void __launch_bounds__(NonfiniteConfig::kThreads,
                      const unsigned* has_nonfinite) {
   wait_for_previous_kernel();
   if (has_nonfinite != nullptr && *has_nonfinite == 0) return;
-  // Each warp's share of the tile's 32 sums.
   __shared__ double warp_sums[NonfiniteConfig::kWarps][32];
   __shared__ bool has_work[NonfiniteConfig::kThreads];  // for each of the kThreads tiles
   const int64_t weight_tiles = divide_up(weight.rows, NonfiniteConfig::kTileColumns);
@@ -219,9 +209,9 @@ inline void launch(const split::ScaledMatrix& x, const split::ScaledMatrix& weig
                    cudaStream_t stream, bool has_pdl) {
   // As many blocks as run at once, less one to make the number odd. If a row of the weight is
   // kNonfinite, the tiles with work are n / 8 tiles apart. An even number of blocks may share a
-  // large divisor with n / 8, and then a few blocks get all of the work. Example: n = 8192 and 528
-  // blocks, four for each multiprocessor of an H200. 16 divides n / 8 = 1024 and 528, so only every
-  // 16th block would have work: 33 blocks.
+  // large divisor with n / 8, and then a few blocks get all of the work. Example: of 528 blocks,
+  // four for each multiprocessor of an H200, only every 16th would have work with n = 8192, because
+  // 16 divides 528 and n / 8.
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   Grid grid{};
   grid.blocks = NonfiniteConfig::kBlocksPerMultiprocessor * multiprocessors - 1;

@@ -1,36 +1,28 @@
 // The split of a float32 matrix [rows, k] into scaled fp16 numbers for the tensor cores: its
 // arithmetic, and its format in memory.
 //
-// The arithmetic, for one element of a row (docs/SPLIT-PROOF.md proves the error bound):
-//
 //   scaled = element * 2^exponent           exact, but for float32's subnormals and overflows
 //   hi     = fp16(scaled)                   rounded to nearest
 //   lo     = fp16((scaled - hi) * 2^11)     rounded to nearest
 //
-// All elements of a row have the same exponent. hi + lo / 2^11 differs from scaled by at most
-// 2^-23 |scaled| if |scaled| is at least 2^-13. The fp16x3 GEMM (float32 at `highest`) multiplies
+// All elements of a row have the same exponent. The fp16x3 GEMM (float32 at `highest`) multiplies
 // hi and lo of both operands. The GEMM with one product (float32 at `high`) multiplies hi alone; lo
-// is then not made.
+// is then not made. docs/SPLIT.md, steps 1 and 2, has examples, and says which elements are exact.
 //
-// Why a row is scaled. The largest fp16 number is 65504, and below 2^-14 fp16 numbers have fewer
-// than 11 significant bits. The power of two moves the row's largest element into [2^14, 2^15)
-// (kTopExponent), so elements up to 2^28 times smaller still have 11 bits.
+// A row is scaled because fp16 ends at 65504, and has fewer than 11 significant bits below 2^-14.
+// The power of two moves the row's largest element into [2^14, 2^15) (kTopExponent), so that
+// elements up to 2^28 times smaller still have 11 bits.
 //
-// Why lo has the factor 2^11. If hi is a normal fp16 number, scaled - hi is at most 2^-11 |scaled|.
-// So without this factor, the lo of every scaled element below 2^-3 would be subnormal. With it, lo
-// is at most about as large as hi.
+// lo has the factor 2^11 because scaled - hi is at most 2^-11 |scaled| if hi is a normal fp16
+// number. Without the factor, the lo of every scaled element below 2^-3 would be subnormal.
 //
-// docs/SPLIT.md, steps 1 and 2, has examples. It also says which elements are exact, and how large
-// the relative error of very small elements is.
+// split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the weight. The
+// GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with split_pair, and the
+// GEMM with one product rounds it to hi (sm90/gemm_one_product/converter_patch.cuh).
 //
-// Who splits. split_row (split_row.cuh) splits the rows of x and, for the GEMM of sm80/, of the
-// weight. The GEMMs of sm90/ convert the weight themselves: the fp16x3 GEMM splits it with
-// split_pair, and the GEMM with one product rounds it to hi
-// (sm90/gemm_one_product/converter_patch.cuh).
-//
-// Rows that the split does not represent, for example with infinity or NaN: a later launch computes
-// their results again. RowState (below) says which rows and which launch for the fp16x3 GEMMs, and
-// sm90/gemm_one_product/kernel.cuh ("Tiles computed in TF32") for the GEMM with one product.
+// A later launch computes the results of rows that the split does not represent: RowState (below)
+// says which rows and which launch for the fp16x3 GEMMs, and docs/DESIGN.md ("Tiles that are
+// multiplied as TF32") for the GEMM with one product.
 
 #pragma once
 
@@ -46,18 +38,17 @@ namespace kernels::split {
 // The factor of lo, 2^11.
 constexpr float kLoScale = 2048;
 
-// The largest element of a row is scaled to this exponent, into [2^14, 2^15), unless that takes a
-// larger power of two than the form allows (Form, below). In sm90/, rows of the weight at first
-// have an exponent from a sample instead, which leaves room above it (SampleConfig,
-// sm90/sample_weight.cuh).
+// The largest element of a row is scaled to this exponent, unless that takes a larger power of two
+// than the form allows (Form, below). In sm90/, rows of the weight at first have an exponent from a
+// sample instead (SampleConfig, sm90/sample_weight.cuh).
 constexpr int kTopExponent = 14;
 
-// An octet is eight neighbours in a row. A thread loads, splits and stores an octet at a time. Its
-// hi or its lo is 16 bytes.
+// An octet is eight neighbours in a row, which a thread loads, splits and stores at a time. Its hi
+// or its lo is 16 bytes.
 constexpr int kOctet = 8;
 
-// A row of a k-tile in the k-tiled layout (see ScaledMatrix): 64 hi, or 32 hi and 32 lo. They are
-// 128 bytes, the widest row that TMA swizzles, so all k-tiles of sm90/ have such rows.
+// A row of a k-tile in the k-tiled layout (see ScaledMatrix). 128 bytes are the widest row that TMA
+// swizzles, so all k-tiles of sm90/ have such rows.
 constexpr int kKTileRowBytes = 128;
 constexpr int kKTileRowNumbers = kKTileRowBytes / sizeof(__half);  // 64 fp16 numbers
 
@@ -95,10 +86,10 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 //
 //   kExact        the GEMM (in sm90/ its first launch), as hi and lo represent the row
 //   kOverflowed   the second launch of the GEMM of sm90/
-//   kNonfinite    nonfinite_kernel (nonfinite.cuh)
+//   kNonfinite    nonfinite_kernel (nonfinite.cuh), as the row holds infinity or NaN
 //
-// Rows of x, and of the weight of sm80/: split_row reads the whole row, so it sets the final state
-// at once. A row with infinity or NaN is kNonfinite, and is split as zeros. All others are kExact.
+// Rows of x, and of the weight of sm80/, have only the first and the last state. split_row, which
+// reads the whole row, sets the state, and splits a kNonfinite row as zeros.
 //
 // Rows of the weight of sm90/: three launches set the state in turn. Example: three rows, each with
 // 1 as the largest element of its sample. The sample's target is 2^9, so their exponent is 9, and
@@ -115,64 +106,53 @@ inline __host__ __device__ int64_t padded(int64_t k) {
 // exactly if hi of an element is infinite or NaN: rows of x are finite or zeros, and no sum of
 // finite fp16 products overflows float32.
 //
-// The second launch ends at once if no row is kOverflowed, which is usual. Otherwise it gives these
-// rows their final state, and computes every tile again that has a row of the weight that is not
-// kExact.
+// The second launch ends at once if no row is kOverflowed. Otherwise it gives these rows their
+// final state, and computes every tile again that has a row of the weight that is not kExact.
 enum RowState { kExact, kOverflowed, kNonfinite };
 
 // ------------------------------------------------------------------------------------------ format
 
-// A float32 operand in memory, x or the weight: `source` is [rows, k]. The GEMM with one product
-// also takes a transposed weight: `source` is then [k, rows], and its row i has element i of each
-// row of the weight.
+// A float32 operand in memory: `source` is [rows, k]. The GEMM with one product also takes a
+// transposed weight: `source` is then [k, rows], and its row i has element i of each row of the
+// weight.
 struct Float32Matrix {
   const float* source;
   int64_t rows;        // M or N, also if the weight is transposed
   int64_t row_stride;  // elements between the beginnings of two rows of `source`
 
-  // Returns where row i of `source` begins.
   __host__ __device__ const float* source_row(int64_t i) const { return source + i * row_stride; }
 };
 
 // A float32 operand, the exponents of its rows, and hi and lo of its scaled elements where a kernel
-// stores them.
-//
-// Layouts of hi and lo:
+// stores them. The layouts of hi and lo:
 //
 //   row-major           hi[row][i] and lo[row][i], two matrices [rows, padded(k)]
-//
 //   k-tiled, hi alone   [k-tile][row][64 hi]            a k-tile is 64 of K
-//
 //   k-tiled, hi and lo  [k-tile][row][32 hi, 32 lo]     a k-tile is 32 of K, and lo = hi + 32
 //
-// Why k-tiled. For a pipeline stage, a thread block loads the same k-tile of many rows. In the
-// k-tiled layout these rows are consecutive in memory, so the loads use all slices of L2 for every
-// K. In a row-major matrix they are padded(k) elements apart, and for some K they use only a few
-// slices.
-//
-// With lo, the k-tiled layout also changes the order within each 16 elements of K: the eight pairs
-// of neighbours are stored in the order 0 2 4 6 1 3 5 7. k_order.cuh says why.
+// The k-tiled layout is for the stages of a pipeline, for which a thread block loads the same
+// k-tile of many rows. These rows are consecutive in memory, so that the loads use all slices of L2
+// for every K. Rows of a row-major matrix are padded(k) elements apart, so that for some K the
+// loads use only a few slices.
+// With lo, the k-tiled layout also changes the order within each 16 elements of K (k_order.cuh).
 struct ScaledMatrix : Float32Matrix {
-  // Null for the weight of sm90/'s fp16x3 GEMM, which splits it in registers. (The GEMM with one
-  // product stores the weight's hi here.)
+  // Null for the weight of sm90/'s fp16x3 GEMM, which splits it in registers.
   __half* hi;
   __half* lo;  // null where hi is null, and where hi alone is made
 
-  // [rows]: scaled = element * 2^exponent. The epilogues undo the scaling by it, and the GEMMs of
-  // sm90/ scale the weight by it.
+  // [rows]: scaled = element * 2^exponent
   int* exponent;
   int* row_state;  // [rows] of RowState; only for the fp16x3 GEMMs
   bool is_k_tiled;
 
-  // Returns where a row of a k-tile begins in the k-tiled layout: its first hi is hi[the result].
+  // Returns the index in hi at which a row of a k-tile begins in the k-tiled layout.
   __host__ __device__ int64_t k_tiled_index(int64_t k_tile, int64_t row) const {
     return (k_tile * rows + row) * kKTileRowNumbers;
   }
 };
 
-// The exponent that marks a row of x for which hi alone is not accurate enough. Such a row holds
-// infinity or NaN, or needs an exponent above kMaxExponentWithoutLo, or has many subnormals
-// (subnormals.cuh). The GEMM with one product leaves the row's tiles to a second GEMM, in TF32.
+// The exponent that marks a row of x for which hi alone is not accurate enough. The GEMM with one
+// product leaves the row's tiles to a second GEMM, in TF32 (docs/DESIGN.md has the rule).
 constexpr int kNeedsTf32 = 127;
 constexpr int kMaxExponentWithoutLo = 126;
 
@@ -186,10 +166,10 @@ __device__ inline float power_of_two(int exponent) {
 }
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
-// power of two may not fit into a float. It is applied as two factors. Multiplying by the first is
+// power of two may not fit into a float, and is applied as two factors. Multiplying by the first is
 // exact unless this function returns zero or infinity, because sums that are not zero are far from
 // float32's limits: from about 2^-59 to 2^64. A factor is at least 2^-126, so 2^-252 replaces all
-// smaller powers. The result is zero either way.
+// smaller powers, for which the result is zero anyway.
 __device__ inline float unscale(float sum, int exponent) {
   constexpr int kLeastPower = 2 * -126;
   const int power = max(-exponent, kLeastPower);

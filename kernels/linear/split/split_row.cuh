@@ -1,8 +1,5 @@
 // split_row: a warp, or a block, splits one row of a float32 matrix into hi and lo (split.cuh).
 //
-// split_x_kernel (sm90/split_x.cuh) splits x with it, and split_rows_kernel (linear_sm80.cu) splits
-// x and the weight.
-//
 // The steps of split_row:
 //
 //   1. load_and_find_largest   the row's largest magnitude; the first octets stay in registers
@@ -29,7 +26,7 @@ namespace kernels::split {
 
 // -------------------------------------------------------------------------------- who splits a row
 
-// Who splits a row: a warp, or a whole block of up to SplitConfig::kThreads threads. A warp splits
+// A warp, or a whole block of up to SplitConfig::kThreads threads, splits a row. A warp splits
 // short rows faster (docs/EXPERIMENTS.md, "Hopper's products").
 enum class Splitter { kBlock, kWarp };
 
@@ -48,8 +45,7 @@ static_assert(32 * kOctet % kKTileRowNumbers == 0,
               "a thread's octets are whole k-tiles apart, as OctetPlaces assumes");
 
 // Returns how many threads a block needs to split a row: the fewest, from 64 to 256, that keep the
-// whole row in registers, or 256 for longer rows. More threads, each with fewer octets, would be
-// slower.
+// whole row in registers, or 256 for longer rows. More threads would be slower.
 inline int threads_of_row(int64_t k) {
   int threads = SplitConfig::kThreads;
   while (threads > SplitConfig::kMinThreads && threads / 2 * SplitConfig::kKept >= k) threads /= 2;
@@ -57,8 +53,7 @@ inline int threads_of_row(int64_t k) {
 }
 
 // Combines the values of all threads of the splitter by op; every thread gets the result. Calls
-// with the same T and Op share `warp_values`, so a block must pass __syncthreads between two of
-// them.
+// with the same T and Op share `warp_values`, so a block passes __syncthreads between them.
 template <typename T, typename Op>
 __device__ T reduce(T value, Splitter splitter, const Op& op) {
   __shared__ T warp_values[SplitConfig::kWarps];
@@ -80,8 +75,7 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
                             int64_t stride, int64_t k) {
   const bool is_aligned = has_aligned_rows(/*first=*/row) && k % 4 == 0;
   // An aligned row: four elements at a time, or zeros past k. The conditions are predicates of the
-  // loads, not branches between them, so all loads are issued at once. If the row is not aligned,
-  // nothing is loaded here.
+  // loads, not branches between them, so all loads are issued at once.
 #pragma unroll
   for (int g = 0; g < kCount; ++g) {
 #pragma unroll
@@ -105,7 +99,6 @@ __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_
   }
 }
 
-// Splits the scaled elements of an octet into four pairs of hi and four pairs of lo.
 __device__ __forceinline__ void split_octet(const float (&scaled)[kOctet],
                                             uint32_t (&hi)[kOctet / 2],
                                             uint32_t (&lo)[kOctet / 2]) {
@@ -115,7 +108,7 @@ __device__ __forceinline__ void split_octet(const float (&scaled)[kOctet],
   }
 }
 
-// Stores an octet of hi or lo, four pairs, if it exists. All threads of a warp call it.
+// Stores an octet of hi or lo if it exists. All threads of a warp call it.
 __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2],
                                    bool is_interleaved, bool exists) {
   if (is_interleaved) interleave_pairs(pairs);
@@ -125,15 +118,15 @@ __device__ inline void store_octet(__half* target, uint32_t (&pairs)[kOctet / 2]
 
 // ---------------------------------------------------------------------- the objects of the steps
 
-// The power of two that a row is multiplied by. It may be too large for a float, which ends below
-// 2^128: with lo, exponents reach 163, for a row whose largest element is 2^-149. So there are two
-// factors. The first takes up to 2^126, and the second the rest, which is 1 for most rows.
+// The power of two that a row is multiplied by. With lo, exponents reach 163, for a row whose
+// largest element is 2^-149, but a float ends below 2^128. So there are two factors: the first
+// takes up to 2^126, and the second the rest.
 struct RowScale {
   // The largest exponent of `factor`. With hi alone no exponent is larger.
   static constexpr int kMaxFactorExponent = kMaxExponentWithoutLo;
 
-  // False if the row holds infinity or NaN or, with hi alone, if its exponent would be too large.
-  // Such a row is split as zeros.
+  // False if the row holds infinity or NaN or, with hi alone, needs too large an exponent. Such a
+  // row is split as zeros.
   bool can_split;
   int exponent;
   float factor;
@@ -165,8 +158,8 @@ struct RowScale {
 };
 
 // One row, and this thread's octets of it: octet g begins at element start + g * step. All elements
-// are needed twice: to find the largest, and to be split. In between, the first kKeptOctets octets
-// stay in registers. The further octets of long rows are loaded twice.
+// are needed twice: to find the largest, and to be split. The first kKeptOctets octets stay in
+// registers in between, and the further octets of long rows are loaded twice.
 struct RowOfThread {
   const ScaledMatrix& matrix;
   Form form;
@@ -188,10 +181,9 @@ struct RowOfThread {
         start(kOctet * thread),
         step(int64_t{kOctet} * threads) {}
 
-  // Returns the first element of octet g.
   __device__ int64_t element_of(int64_t g) const { return start + g * step; }
 
-  // Returns where the octet that begins at element i is stored, as an index of hi or lo.
+  // Returns the index in hi or lo of the octet that begins at element i.
   __device__ int64_t place_of(int64_t i) const {
     const int depth = k_tile_depth(form);
     if (!matrix.is_k_tiled) return index * padded_k + i;
@@ -199,8 +191,7 @@ struct RowOfThread {
   }
 };
 
-// Where the octets of a thread are stored. They are whole k-tiles apart, so their places are
-// equally far apart, too.
+// Where the octets of a thread are stored: equally far apart, as they are whole k-tiles apart.
 struct OctetPlaces {
   int64_t first;
   int64_t step;
@@ -208,7 +199,6 @@ struct OctetPlaces {
   __device__ explicit OctetPlaces(const RowOfThread& row)
       : first(row.place_of(row.element_of(0))), step(row.place_of(row.element_of(1)) - first) {}
 
-  // Returns where octet g is stored, as an index of hi or lo.
   __device__ int64_t of_octet(int64_t g) const { return first + g * step; }
 };
 
@@ -239,7 +229,7 @@ load_and_find_largest(const RowOfThread& row, float (&kept)[SplitConfig::kKeptOc
 }
 
 // Step 3 of split_row: scales, splits and stores the thread's octets. With hi alone, also counts
-// the elements that are not zero, and how many of them are subnormal in hi (subnormals.cuh).
+// nonzeros and subnormals (subnormals.cuh).
 __device__ __forceinline__ SubnormalCounter
 split_and_store(const RowOfThread& row, const RowScale& scale,
                 const float (&kept)[SplitConfig::kKeptOctets][kOctet]) {
@@ -283,18 +273,15 @@ __device__ inline void split_row(const ScaledMatrix& matrix, Form form, int64_t 
   const int thread = is_warp ? threadIdx.x % 32 : threadIdx.x;
   const RowOfThread row(matrix, form, index, k, thread, threads);
 
-  // 1. Find the largest magnitude.
   float kept[SplitConfig::kKeptOctets][kOctet];
   uint32_t largest_bits = load_and_find_largest(row, kept);
   largest_bits = reduce(largest_bits, splitter, [](uint32_t a, uint32_t b) { return max(a, b); });
 
-  // 2. Choose the power of two.
   const RowScale scale(largest_bits, form);
 
-  // 3. Scale, split and store.
   const SubnormalCounter counter = split_and_store(row, scale, kept);
 
-  // 4. Decide whether the split represents the row, and store the answer: with lo as the row's
+  // Step 4: decide whether the split represents the row, and store the answer: with lo as the row's
   // state, with hi alone by the exponent kNeedsTf32.
   const bool has_lo = form == Form::kWithLo;
   bool is_represented = scale.can_split;

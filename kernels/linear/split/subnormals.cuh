@@ -1,8 +1,6 @@
-// Subnormal hi numbers. Many of them make a row inaccurate in the GEMM with one product (float32 at
-// `high`), because it multiplies hi without lo. Such a row is multiplied in TF32 instead.
-//
-// fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on. A smaller hi is subnormal and
-// has fewer bits, and lo, which would have the others, is not made.
+// Subnormal hi numbers. fp16 has 11 significant bits, as TF32 has, but only from 2^-14 on. A
+// smaller hi has fewer bits, and the GEMM with one product (float32 at `high`) has no lo, which
+// would have the others. A row with many such hi is therefore multiplied as TF32 (docs/DESIGN.md).
 //
 // This file has the limit, and counts the subnormals of x for split_row.
 // sm90/gemm_one_product/converter_subnormals.cuh counts those of the weight.
@@ -28,16 +26,12 @@ constexpr float kLeastNormalHi = 0x1p-14f;
 //
 //   a row of x          its subnormals                                  its nonzeros
 //   a row of weight     the scaled count of converter_subnormals.cuh    K
-//
-// The scaled count of a weight makes up for its zeros: each k-tile's count is scaled as if the
-// k-tile had none.
 __host__ __device__ inline bool exceeds_subnormal_limit(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;
 }
 
-// Counts a thread's elements that are not zero, and how many of them are below fp16's normal range
-// when they are scaled.
+// Counts a thread's nonzero elements, and how many of them are subnormal when they are scaled.
 struct SubnormalCounter {
   uint32_t nonzeros = 0;
   uint32_t subnormals = 0;
@@ -58,13 +52,11 @@ struct SubnormalCounter {
     }
   }
 
-  // Both counts in one number, the nonzeros in its upper word. Numbers of several threads can be
-  // added, which adds both counts at once.
+  // Both counts in one number, the nonzeros in its upper word. A sum of such numbers has both sums.
   __device__ uint64_t packed() const { return static_cast<uint64_t>(nonzeros) << 32 | subnormals; }
 };
 
-// Returns whether a row of x has too many subnormals. `packed_counts` is the sum over all threads
-// of SubnormalCounter::packed.
+// Returns whether a row of x has too many subnormals. packed_counts is the sum of all threads.
 __device__ inline bool has_many_subnormals(uint64_t packed_counts) {
   const uint32_t nonzeros = packed_counts >> 32;
   const uint32_t subnormals = static_cast<uint32_t>(packed_counts);

@@ -1,5 +1,5 @@
 // The arguments of the fp16x3 GEMM (kernel.cuh), a block's shared memory, and the work tiles of a
-// launch. launch.cuh fills in the arguments.
+// launch.
 
 #pragma once
 
@@ -30,8 +30,6 @@ struct PartialSums {
   Flags* are_stored;  // [clusters], zeros when the kernel starts
 };
 
-// The kernel's arguments. Each chunk of a product launches the kernel twice: RowState
-// (split/split.cuh) says what each launch does.
 struct Fp16x3Arguments {
   Epilogue<float> epilogue;
   split::ScaledMatrix x;       // split into hi and lo
@@ -48,8 +46,7 @@ struct Fp16x3Arguments {
 
 // ----- shared memory, for mainloop and epilogue
 
-// A tile's exponents and biases, in shared memory. The loader warp loads them while the consumers
-// multiply the tile.
+// A tile's exponents and biases. The loader warp loads them while the consumers multiply the tile.
 struct EpilogueInputs {
   int x_exponent[Fp16x3Config::kLargestRows];
   struct alignas(8) Column {
@@ -62,10 +59,8 @@ struct EpilogueInputs {
   int tile_is_fast;  // 1 if the block's part of the tile may take the fast epilogue
 };
 
-// The ring of stages (pipeline.cuh).
 using Fp16x3Pipeline = Pipeline<Fp16x3Config::kStages>;
 
-// A block's shared memory.
 struct Fp16x3SharedMemory {
   uint8_t x[Fp16x3Config::kStages][Fp16x3Config::kXBytes];
   uint8_t weight[Fp16x3Config::kStages][Fp16x3Config::kWeightBytes];
@@ -81,8 +76,7 @@ static_assert(Fp16x3Config::kXBytes % 1024 == 0 && Fp16x3Config::kWeightBytes % 
 
 // ----- the work tiles of a launch
 
-// Returns the first row of the weight that a block multiplies for a tile. `rank` is the block's
-// number in its cluster.
+// Returns the first row of the weight that block `rank` of a cluster multiplies for a tile.
 __device__ inline int first_n_of_block(const TilePosition& tile, int rank) {
   return (tile.weight_tile * BlockConfig::kClusterSize + rank) * Fp16x3Config::kBlockWeightRows;
 }

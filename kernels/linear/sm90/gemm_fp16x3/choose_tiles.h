@@ -1,5 +1,5 @@
-// Chooses the tiles of the fp16x3 GEMM for M, N and K: how many rows of x a tile has, so that the
-// estimated time is shortest. Host code; launch.cuh calls choose_tiles.
+// Chooses how many rows of x a tile of the fp16x3 GEMM has, so that the estimated time is shortest
+// for M, N and K. Host code.
 //
 // The largest tiles, of 176 rows, are the most efficient ones, because each k-group has an overhead
 // that does not depend on the rows. But if a result has few of them, either some clusters have no
@@ -8,11 +8,9 @@
 //
 // Example: x [160, 13592] times weight [256, 13592], on 66 clusters. One tile of 160 rows has work
 // for fewer than 10 clusters, because a cluster's range of K has a minimum length
-// (PlanConfig::min_range). Three tiles of 64 rows have work for more than 30. Their estimated
-// time is shorter.
+// (PlanConfig::min_range). Three tiles of 64 rows have work for more than 30, and take less time.
 //
-// The unit of time is the row time: that of one row of x, over one k-group (PlanConfig,
-// plan_schedule.h).
+// The unit of time is the row time (PlanConfig, plan_schedule.h).
 
 #pragma once
 
@@ -27,7 +25,6 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-// Returns the tiles that cover x [m, k] and weight [n, k] if a tile has `rows` rows of x.
 inline TileOrder cover_with_tiles(int64_t m, int64_t n, int rows) {
   return {blocks_of(m, rows), blocks_of(n, Fp16x3Config::kTileWeightRows)};
 }
@@ -36,13 +33,11 @@ inline TileOrder cover_with_tiles(int64_t m, int64_t n, int rows) {
 // clusters share the tiles along K, unless it takes less time to leave some clusters without work.
 inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters) {
   const double k_group_time = PlanConfig::k_group_time(rows);
-  // How many clusters share a tile, on average: all clusters are divided among the tiles, but a
-  // cluster's range of K has a minimum length.
+  // How many clusters share a tile, on average.
   const double max_sharers = static_cast<double>(k_groups) / PlanConfig::min_range(k_groups, rows);
   const double sharers = std::min(clusters / static_cast<double>(tiles), max_sharers);
-  // The time to store and add partial sums, but at least the time of kMinSaving k-groups. So
-  // sharing is estimated to be faster only if it saves each cluster at least that many k-groups
-  // (PlanConfig).
+  // The time to store and add partial sums, but at least that of kMinSaving k-groups, so that
+  // sharing is estimated to be faster only if it saves each cluster at least so many.
   const double adding_time =
       std::max(PlanConfig::kMinSaving * k_group_time, PlanConfig::kAddingPerRow * sharers * rows);
   const double uncut_time = k_groups * k_group_time;
@@ -50,7 +45,6 @@ inline double estimate_last_wave(int tiles, int rows, int k_groups, int clusters
   return std::min(uncut_time, shared_time);
 }
 
-// The estimated time of all tiles: of the whole waves, and of the last wave.
 inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int clusters) {
   const double k_group_time = PlanConfig::k_group_time(rows);
   const int whole_waves = tiles.count() / clusters;
@@ -63,7 +57,7 @@ inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int 
 // Returns how many of the x_tiles tiles along M have 176 rows if the others have 160: as few as
 // cover M. In units of 16 rows, a tile of 160 has 10 and one of 176 has 11. Example: M = 1024 is 64
 // units. Six tiles of 160 have 60, so 4 of the 6 have 176. For K below kInterval128FromK all have
-// 176, as the kernels for these K have no code for tiles of 160.
+// 176, because kernels of shorter intervals have no code for tiles of 160.
 inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
   constexpr int kUnit = Fp16x3Config::kLargestRows - Fp16x3Config::kLargeRows;
   constexpr int kUnitsOfLarge = Fp16x3Config::kLargeRows / kUnit;
@@ -73,8 +67,7 @@ inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
 }
 
 // Chooses the tiles of x [m, k] times weight [n, k], for a GPU on which `clusters` clusters run at
-// once: tiles of 176 rows mixed with tiles of 160, or tiles of 128 or of 64 rows if these take less
-// time.
+// once.
 inline TilePartition choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   const int k_groups = Fp16x3Config::k_groups(k);
 

@@ -1,9 +1,5 @@
-// The constants of the fp16x3 GEMM (kernel.cuh).
-//
-//   x [M, K], weight [N, K], out [M, N] = x weight^T
-//
-// A "row" without the name of its matrix is a row of x and of out; eight of them are a row block
-// (fragment.cuh).
+// The constants of the fp16x3 GEMM (kernel.cuh). A "row" without the name of its matrix is a row of
+// x and of out; eight of them are a row block (fragment.cuh).
 
 #pragma once
 
@@ -15,10 +11,7 @@
 namespace kernels::sm90::gemm_fp16x3 {
 
 struct Fp16x3Config {
-  // ----- The tile: 256 rows of weight, and 176, 160, 128 or 64 rows of x
-  //
-  // A cluster computes a tile. Each of its two blocks has 128 of the rows of weight, and all of the
-  // rows of x.
+  // ----- The tile: 256 rows of weight, and 176, 160, 128 or 64 rows of x (kernel.cuh)
   //
   // A wgmma instruction multiplies A [64, 16] by B [16, rows]. A is the weight, in registers, 16
   // rows in each warp of a warpgroup. B is x, in shared memory. So each consumer warpgroup has 64
@@ -29,8 +22,7 @@ struct Fp16x3Config {
   static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
 
   // Rows of x in a tile.
-  //   176  The most that fit: a thread has rows / 2 accumulators of tensor cores, and rows / 2
-  //        sums to which these are promoted, in registers.
+  //   176  The most that fit: a thread has rows / 2 accumulators, and as many sums, in registers.
   //   160  Mixed with tiles of 176, so that no tile has many rows past M: 1024 rows are exactly 4
   //        tiles of 176 and 2 of 160, but 6 tiles of 176 have 1056. Only where K is at least
   //        kInterval128FromK.
@@ -43,27 +35,24 @@ struct Fp16x3Config {
   static_assert(kLargestRows % 8 == 0 && kLargeRows % 8 == 0,
                 "wgmma takes multiples of 8 rows of operand B");
 
-  // Sums of a thread for the largest tile, and as many accumulators: 64 rows of weight * 176 rows
-  // of x / 128 threads = 88.
+  // Sums of a thread for the largest tile, and as many accumulators: 64 * 176 / 128 threads = 88.
   static constexpr int kSums = kWarpgroupWeightRows * kLargestRows / BlockConfig::kWarpgroupThreads;
   static constexpr int kRowBlocks = kLargestRows / FragmentConfig::kRowBlockRows;
 
   // ----- The pipeline
   //
-  // A stage holds one k-tile: 32 of K. A row of it is 32 floats of the weight, or hi and lo of 32
-  // elements of x.
+  // A row of a k-tile is 32 floats of the weight, or hi and lo of 32 elements of x.
   static constexpr int kRowBytes = split::kKTileRowBytes;
   static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kWithLo);
   static_assert(kRowBytes == kKTileDepth * sizeof(float), "a k-tile of a row of weight");
   // The distance from hi to lo in shared memory: a row of x has 32 hi first, then 32 lo.
   static constexpr int kHiBytes = kKTileDepth * sizeof(__half);
-  // wgmma instructions along the K of a k-tile: each takes 16.
   static constexpr int kWgmmasPerKTile = kKTileDepth / 16;
 
-  // Bytes of a stage: 16 KiB of weight and at most 22 KiB of x.
   static constexpr int kWeightBytes = kBlockWeightRows * kRowBytes;
   static constexpr int kXBytes = kLargestRows * kRowBytes;
-  // Five stages are 190 KiB. Six do not fit into the 227 KiB that a block may have.
+  // Five stages, each of 16 KiB of weight and at most 22 KiB of x, are 190 KiB. Six do not fit into
+  // the 227 KiB that a block may have.
   static constexpr int kStages = 5;
 
   // k-tiles in a k-group, the unit in which the mainloop and the stream-K schedule count K.
@@ -73,20 +62,13 @@ struct Fp16x3Config {
     return static_cast<int>(divide_up(k, kKTilesPerKGroup * kKTileDepth));
   }
 
-  // ----- The promotion interval
-  //
-  // Hi products are added to the float32 sums after every 32 of K. From K = kInterval64FromK on,
-  // they are added after every 64, and from kInterval128FromK on after every 128. (Lo products are
-  // always added up over a k-group: mainloop.cuh.) A longer interval takes less time and rounds
-  // less often, but the tensor cores truncate more. The error bound allows larger errors where K is
-  // longer (docs/SPLIT.md, step 4).
+  // ----- The promotion interval: 32 of K, but 64 or 128 from these K on (docs/SPLIT.md, step 4)
   static constexpr int kInterval64FromK = 2048;
   static constexpr int kInterval128FromK = 4096;
 
   // ----- Registers of a thread
   //
-  // A consumer has 88 accumulators, 88 sums, and 32 registers of split weight; 24 remain for
-  // addresses and loop counters.
+  // A consumer has 88 accumulators, 88 sums, and 32 registers of split weight, so that 24 remain.
   static constexpr int kWorkerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
   static_assert(BlockConfig::fits(kWorkerRegisters, kConsumerRegisters),
@@ -102,8 +84,7 @@ struct Fp16x3Config {
 
   // ----- Numbers of the named barriers; __syncthreads uses 0
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
-  // The barrier at which the second consumer warpgroup waits until the first lets it start
-  // (Fp16x3Consumer::run_mainloop).
+  // The second consumer warpgroup waits at it until the first lets it start (finish_k_group).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };

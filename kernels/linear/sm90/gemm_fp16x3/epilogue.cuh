@@ -1,23 +1,16 @@
 // The epilogue of the fp16x3 GEMM (kernel.cuh): what happens to its sums after the mainloop. If
 // clusters share the tile, partial sums are stored or added. The cluster that finishes the tile
-// then computes the epilogue:
+// then computes the epilogue (linear/epilogue.cuh) with
 //
-//   z    = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
-//   out  = relu(z) / divisor             [M, N]; without ReLU: z / divisor
-//   mask = !(z <= 0), one bit each       [M, (N + 7) / 8] bytes, or none
+//   z = sum * 2^-(exponent of the row of x + exponent of the row of weight) + bias
 //
-// A variable m is a row of out, and n is a column of out: the mainloop's row m of x and row n of
-// the weight. m_in_tile is counted from the tile's first row, and n_in_block from the first of the
+// m_in_tile is counted from the tile's first row of out, and n_in_block from the first of the
 // block's 128 columns.
 //
-// fragment.cuh says which thread has which sums: lane 4 * g + c of a warp has two columns, in two
-// rows of each row block of 8. In the order of weight_row_order.cuh its columns are neighbours:
-// g = 0 has columns 0 and 1 of the warp's 16, g = 1 columns 4 and 5, g = 2 columns 2 and 3.
-//
-// The fast epilogue (run_fast_epilogue) stores two columns at a time straight from registers. The
-// general one (run_general_epilogue) first collects four neighbouring columns of a row.
-// linear/epilogue.cuh and fast_epilogue_rule say when a call takes the fast one, and
-// FastEpilogueConfig says when a tile does.
+// Lane 4 * g + c of a warp has two columns, in two rows of each row block of 8 (fragment.cuh). The
+// columns are neighbours (weight_row_order.cuh): g = 0 has columns 0 and 1 of the warp's 16, g = 1
+// columns 4 and 5, g = 2 columns 2 and 3. The fast epilogue stores these two columns at a time
+// straight from registers. The general one first collects four neighbouring columns of a row.
 
 #pragma once
 
@@ -41,8 +34,7 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // ----- partial sums of shared tiles
 
-// Stores the sums of a work tile, which has `rows` rows of x, for the cluster that finishes the
-// tile. The consumer warps call it.
+// Stores the sums of a work tile, for the cluster that finishes the tile. Consumer warps call it.
 __device__ inline void store_partial_sums(const Fp16x3Arguments& args, int rows,
                                           const float (&sums)[Fp16x3Config::kSums]) {
   const int cluster = blockIdx.x / BlockConfig::kClusterSize;
@@ -52,18 +44,17 @@ __device__ inline void store_partial_sums(const Fp16x3Arguments& args, int rows,
     if (FragmentConfig::kRowBlockRows * j == rows) break;
     args.partials.sums[cluster][rank][j][threadIdx.x] = row_block_of(sums, j);
   }
-  // After this, lane 0's release covers the stores of all lanes. The flag becomes 1: the host
-  // clears all flags before each chunk, and the second launch has flags of its own.
+  // Lane 0's release then covers the stores of all lanes. The flag becomes 1: the host clears all
+  // flags before each chunk, and the second launch has flags of its own.
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     ptx::add_release(&args.partials.are_stored[cluster][rank][threadIdx.x / 32], 1);
   }
 }
 
-// Adds the partial sums of a tile that other clusters have stored. The consumer warps of the
-// cluster that finishes the tile call it. The other clusters have the numbers just below this
-// cluster's. A warp spins until the warp of the same number in each of them has stored its sums.
-// stream_k.cuh says why no cluster waits forever.
+// Adds the partial sums of a tile that other clusters, with the numbers just below this cluster's,
+// have stored. The consumer warps of the cluster that finishes the tile call it. A warp spins until
+// the warp of the same number in each of them has stored its sums; stream_k.cuh says why this ends.
 __device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, int rows,
                                         float (&sums)[Fp16x3Config::kSums]) {
   const int rank = ptx::cluster_ctarank();
@@ -93,8 +84,8 @@ __device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, i
 // ----- the loader warp: what the epilogue reads besides the sums
 
 // The loader warp and the consumer warpgroups meet once in each work tile, between mainloop and
-// epilogue. Then the consumers may read the inputs of this work tile. The loader may overwrite the
-// inputs of the previous work tile, which both warpgroups have read by then.
+// epilogue. Then the consumers may read the inputs of this work tile, and the loader may overwrite
+// those of the previous one.
 //
 // Each warpgroup has a named barrier of its own with the loader, so that it need not wait for the
 // other one. compute-sanitizer's racecheck (2025.3) does not follow a warp that meets two barriers
@@ -120,9 +111,8 @@ __device__ inline void sync_with_consumers() {
 }
 #endif
 
-// The loader warp: loads the inputs of one work tile after the other, into two buffers in turn.
-// While the consumers read one buffer, it fills the other. It also reports whether a row of x holds
-// infinity or NaN.
+// The loader warp: loads the inputs of one work tile after the other, into two buffers in turn. It
+// also reports whether a row of x holds infinity or NaN.
 __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
                                             EpilogueInputs (&buffers)[2]) {
   const int lane = threadIdx.x % 32;
@@ -132,7 +122,6 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
     const TilePartition::RowRange rows = args.tiles.rows_of(tile);
     const int end_m = min(rows.begin + rows.size, args.epilogue.m);
     const int first_n = first_n_of_block(tile, ptx::cluster_ctarank());
-    // True as long as the fast epilogue supports the rows and columns that this lane loads.
     bool lane_is_fast = args.epilogue.call_is_fast;
     bool has_nonfinite = false;
     for (int i = lane; i < Fp16x3Config::kLargestRows; i += 32) {
@@ -167,9 +156,9 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
 
 // ----- the epilogues
 
-// Lanes 4 * g + c with the same c have the same rows. Two lanes whose numbers differ only in
-// kLaneBitOfTwoColumns have columns that are two apart, for example lanes 0 and 8 columns 0 and 2.
-// If they differ only in kLaneBitOfFourColumns, the columns are four apart.
+// Lanes 4 * g + c with the same c have the same rows. Two lanes whose numbers differ only in one of
+// these bits have columns that are two, or four, apart.
+
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
 static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &&
@@ -193,19 +182,16 @@ constexpr int kThreadRows = 4;  // of a pair
 static_assert(Fp16x3Config::kSubtileRows % FragmentConfig::kPairRows == 0,
               "tiles, which are whole subtiles, are whole pairs");
 
-// Returns the thread's row 0 of a pair: 2 * c.
 __device__ __forceinline__ int first_row_of_thread() {
   return 2 * FragmentLane(threadIdx.x % 32).c;
 }
 
-// Returns how far the thread's row i of a pair is from its row 0: 0, 1, 8 or 9 rows.
 __device__ constexpr int rows_from_first(int i) {
   return FragmentConfig::kRowBlockRows * (i / 2) + i % 2;
 }
 
 // Returns the index of the sum in the thread's row i of a pair, and in its first (0) or second (1)
-// column. Example: i = 2 of pair 1 is the thread's first row of row block 3, so its sums are
-// sums[12] and sums[14].
+// column. Example: i = 2 of pair 1 is in row block 3, so its sums are sums[12] and sums[14].
 __device__ constexpr int sum_index(int pair, int i, int column) {
   return fragment_index(2 * pair + i / 2, column, i % 2);
 }
@@ -213,11 +199,10 @@ __device__ constexpr int sum_index(int pair, int i, int column) {
 // Combines the bits of the mask of a pair of row blocks, j and j + 1. All lanes of a warp call it.
 //
 // Eight neighbouring columns of a row share a byte of the mask. They are in four lanes: the warp's
-// columns 0 to 7 in lanes c, c + 4, c + 8 and c + 12, and columns 8 to 15 in these lanes + 16. In
-// two row blocks the four lanes have four rows, which makes four bytes. A lane has its own bits of
-// all four bytes in a word, those of its row i in byte i. Two exchanges combine the words of the
-// four lanes, and each lane then stores one byte. A digit below is the bit of the column with this
-// number:
+// columns 0 to 7 in lanes c, c + 4, c + 8 and c + 12, and columns 8 to 15 in these lanes + 16. The
+// four lanes have four rows, which makes four bytes. A lane has its own bits of all four bytes in a
+// word, those of its row i in byte i. Two exchanges combine the words of the four lanes, and each
+// lane then stores one byte. A digit below is the bit of the column with this number:
 //
 //                        byte 0      byte 1        byte 2        byte 3
 //   row of the tile      8j + 2c     8j + 2c + 1   8j + 2c + 8   8j + 2c + 9
@@ -233,8 +218,8 @@ __device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
   return bits;
 }
 
-// Stores the mask's bytes of a pair of row blocks, of which this lane stores one. `bits` are the
-// lane's own. m is the first of the thread's rows in the pair, and n its first column.
+// Stores one of the mask's bytes of a pair of row blocks. `bits` are the lane's own. m is the first
+// of the thread's rows in the pair, and n its first column.
 __device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue, int end_m, int m,
                                                 int n, uint32_t bits) {
   const uint32_t bytes = combine_mask_bytes(bits);
@@ -266,8 +251,8 @@ struct TwoColumns {
     }
   }
 
-  // Makes the results of a row from the row's two sums. With kMask, also sets their bits of the
-  // mask in this byte of *bits.
+  // Makes the results of a row from its two sums. With kMask, also sets their bits of the mask in
+  // this byte of *bits.
   template <bool kMask>
   __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue,
                                                  const float (&sum)[2], float x_unscale, int byte,
@@ -299,12 +284,12 @@ struct TwoColumns {
 };
 
 // Returns the rule of the fast epilogue: N is even, because store_pair stores two neighbouring
-// columns at once. (The last byte of a mask's row may have fewer than eight columns.)
+// columns at once.
 inline FastEpilogueRule fast_epilogue_rule() { return {/*alignment=*/2}; }
 
-// Stores the thread's results of a pair of row blocks, in its two columns. `out` points to the
-// first of them, in the thread's row 0 of the pair. Returns the thread's bits of the mask, a byte
-// for each row (combine_mask_bytes); 0 without kMask.
+// Stores the thread's results of a pair of row blocks. `out` points to the first column, in the
+// thread's row 0 of the pair. Returns the thread's bits of the mask, a byte for each row
+// (combine_mask_bytes); 0 without kMask.
 template <bool kMask>
 __device__ __forceinline__ uint32_t store_pair(const Epilogue<float>& epilogue,
                                                const EpilogueInputs& inputs,
@@ -353,31 +338,29 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
   columns.mark_overflows(args, n);
 }
 
-// The sums of four neighbouring columns of a row: the thread's own two, and two from another lane.
-// exchange_columns, below, makes them and has a table.
+// The sums of four neighbouring columns of a row: the thread's own two, and two from another lane
+// (exchange_columns).
 struct FourSums {
   float own[2];
   float received[2];
   bool is_second_row;
 
-  // Returns the sum in column i of the four.
   __device__ __forceinline__ float operator[](int i) const {
     const bool is_own_column = is_second_row ? i >= 2 : i < 2;
     return is_own_column ? own[i % 2] : received[i % 2];
   }
 };
 
-// Exchanges sums of a row block between two lanes, each of which has four. Two lanes that differ
-// in kLaneBitOfTwoColumns have two of four neighbouring columns each, in the same two rows of x.
-// After the exchange each has all four columns of one row:
+// Exchanges sums of a row block between two lanes that differ in kLaneBitOfTwoColumns. Each has two
+// of four neighbouring columns in the same two rows, and afterwards all four columns of one row.
+// All lanes of a warp call it.
 //
 //                             before                                 after
 //   lane, the bit is clear    columns 0, 1 of rows 2c and 2c + 1     columns 0 - 3 of row 2c
 //   lane + 8                  columns 2, 3 of rows 2c and 2c + 1     columns 0 - 3 of row 2c + 1
 //
 // sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second column.
-// gets_second_row is true in the lane with the bit, which has row 2c + 1 afterwards. All lanes of a
-// warp call it.
+// gets_second_row is true in the lane with the bit.
 __device__ __forceinline__ FourSums exchange_columns(float4 sums, bool gets_second_row) {
   FourSums four;
   four.is_second_row = gets_second_row;
@@ -390,11 +373,9 @@ __device__ __forceinline__ FourSums exchange_columns(float4 sums, bool gets_seco
 }
 
 // The general epilogue. It stores four neighbouring columns of a row at once, from first_of_four
-// on.
-//
-// The loop over subtiles is not unrolled, to keep the code small. But registers cannot be indexed
-// at run time. So the thread copies the sums of a subtile to its own slots of `staging`, and reads
-// them back from there. No other thread uses these slots, so there is no barrier.
+// on. The loop over subtiles is not unrolled, to keep the code small. Because registers cannot be
+// indexed at run time, the thread copies the sums of a subtile to its own slots of `staging`. No
+// other thread uses these slots, so there is no barrier.
 __device__ __forceinline__ void run_general_epilogue(
     const Fp16x3Arguments& args, const EpilogueInputs& inputs, int first_of_four,
     float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
@@ -431,8 +412,7 @@ __device__ __forceinline__ void run_general_epilogue(
   }
 }
 
-// The epilogue of a tile: the fast one if the tile may take it, or else the general one.
-// n_in_block is the first of the thread's two columns.
+// The epilogue of a tile. n_in_block is the first of the thread's two columns.
 __device__ inline void run_epilogue(
     const Fp16x3Arguments& args, const EpilogueInputs& inputs, int n_in_block,
     float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],

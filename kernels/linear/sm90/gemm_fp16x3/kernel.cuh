@@ -1,39 +1,31 @@
 // The float32 GEMM on Hopper if torch's float32 matmul precision is "highest":
 // out [M, N] = x [M, K] weight [N, K]^T, with the accuracy of a float32 product, by three fp16
-// tensor-core products (fp16x3).
+// tensor-core products (fp16x3):
 //
-//   x       split by the kernel before this one (split_x.cuh): each row is multiplied by a power of
-//           two, and a scaled element is then hi + lo / 2^11, where hi and lo are fp16
-//   weight  float32; this kernel scales and splits it in registers. A row's power of two is a guess
-//           from a sample of the row, so large elements may overflow fp16
+//   x w  =  x_hi w_hi   +   (x_hi w_lo + x_lo w_hi) / 2^11       x_lo w_lo / 2^22 is left out
+//           hi product       lo products
+//
+//   x       scaled and split into hi + lo / 2^11 by the kernel before this one (split_x.cuh)
+//   weight  float32; this kernel scales and splits it in registers
 //   out     float32, after bias, ReLU and division (epilogue.cuh)
 //
+// docs/SPLIT.md explains the arithmetic (step 4: why lo products come first in an accumulator, and
+// why accumulators are promoted, that is, added to float32 sums), and docs/SPLIT-PROOF.md proves
+// the error bound.
+//
 // launch.cuh launches this kernel twice for each chunk of a product. The second launch computes
-// again the tiles with a row of the weight that has overflowed fp16 (for_each_work_tile in
-// arguments.cuh leaves out the others). Usually there is none, and it returns at once. A later
-// kernel computes the results of rows with infinity or NaN. RowState (split/split.cuh) has the
-// rules for both. docs/SPLIT-PROOF.md proves the error bound.
+// again the tiles with a row of the weight that has overflowed fp16 (RowState, split/split.cuh).
+// Usually there is none, and it returns at once.
 //
 // In the kernel's code, a variable m is the number of a row of x, which is also a row of out. A
 // variable n is the number of a row of the weight, which is also a column of out. (In host code and
 // in args.epilogue, m and n are the sizes M and N.)
 //
-// ----- The arithmetic
-//
-//   x w  =  x_hi w_hi   +   (x_hi w_lo + x_lo w_hi) / 2^11       x_lo w_lo / 2^22 is left out
-//           hi product       lo products
-//
-// A tensor core truncates the sum whenever it adds to an accumulator. Two measures keep the error
-// within the bound. First, lo products come first in an accumulator: on top of a large sum, they
-// would lose the very bits for which they are computed. Second, after a short interval of K (the
-// promotion interval), the accumulators are promoted: added, rounded to nearest, to float32 sums in
-// other registers. The next product overwrites the accumulators.
-//
 // ----- The pipeline
 //
 // A cluster of two blocks computes a tile: 256 rows of the weight, 128 in each block, by up to 176
-// rows of x, which both blocks need. K goes through shared memory in k-tiles of 32, four
-// of which are a k-group. There are five stages, each for one k-tile.
+// rows of x, which both blocks need. K goes through shared memory in k-tiles of 32, four of which
+// are a k-group. Each of five stages has one k-tile.
 //
 //   global memory               a stage (shared memory)      a consumer warpgroup
 //
@@ -54,35 +46,26 @@
 // starts the TMA copies (also copies for the next tile, during the epilogue), and the loader warp,
 // which loads what the epilogue needs.
 //
-// The parts are in these files:
+// The parts are in these files (linear_sm90.cu lists those for both GEMM kernels):
 //
-//   in this folder
-//     launch.cuh             the launches of the kernel, and their workspace
-//     choose_tiles.h         the host's choice of how many rows a tile has
-//     plan_schedule.h        the host's plan: which tiles clusters share, and where they are cut
-//     stream_k.cuh           the order of the work tiles
-//     config.cuh             constants
-//     tiles.cuh              the rows of x of each tile
-//     arguments.cuh          the kernel's arguments, and a block's shared memory
-//     weight_row_order.cuh   which rows of the weight a thread has
-//     mainloop.cuh           the producer, the conversion of the weight, and the products
-//     epilogue.cuh           the loader, and what the consumers do with a tile's sums
-//     kernel.cuh             the consumers' loop over work tiles, and the kernel
-//
-//   in linear/ and linear/sm90/, for both GEMM kernels
-//     tile_order.cuh         the numbers of tiles
-//     split_x.cuh            the kernel before: splits x, samples the weight (sample_weight.cuh)
-//     launch_gemm.cuh        tensor maps and the launch
-//     pipeline.cuh           the shape of a block, and the ring of stages
-//     fragment.cuh           which thread has which accumulators and sums
-//     copy_subtile.cuh       copies of sums to shared memory, in the epilogue
+//   launch.cuh             the launches of the kernel, and their workspace
+//   choose_tiles.h         the host's choice of how many rows a tile has
+//   plan_schedule.h        the host's plan: which tiles clusters share, and where they are cut
+//   stream_k.cuh           the order of the work tiles
+//   config.cuh             constants
+//   tiles.cuh              the rows of x of each tile
+//   arguments.cuh          the kernel's arguments, and a block's shared memory
+//   weight_row_order.cuh   which rows of the weight a thread has
+//   mainloop.cuh           the producer, the conversion of the weight, and the products
+//   epilogue.cuh           the loader, and what the consumers do with a tile's sums
+//   kernel.cuh             the consumers' loop over work tiles, and the kernel
 //
 // ----- Why it is fast
 //
 // - Conversion runs beside the products. If it did not, the kernel would take 7% longer (measured
 //   with another order of products: docs/EXPERIMENTS.md, "Variants of both orders").
-// - The second warpgroup starts half a k-group after the first. While one of them promotes or
-//   scales, and has no product in flight, products of the other keep the tensor cores busy.
+// - The second warpgroup starts half a k-group after the first, so that products of one keep the
+//   tensor cores busy while the other promotes or scales, and has no product in flight.
 
 #pragma once
 
@@ -118,8 +101,7 @@ __device__ __forceinline__ void load_weight_scales(const Fp16x3Arguments& args, 
   }
 }
 
-// A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster, one after the
-// other.
+// A consumer warpgroup: mainloop and epilogue of all work tiles of the cluster.
 template <int kPromotionInterval>
 __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
                                              const Fp16x3Pipeline& pipeline, uint32_t shared_base,
@@ -127,7 +109,7 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
   const int lane = threadIdx.x % 32;
   const int g =
       FragmentLane(lane).g;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
-  // The warp's first row of the weight, and the thread's, both counted from the block's first.
+  // Both are counted from the block's first row of the weight.
   const int warp_n_in_block = threadIdx.x / 32 * Fp16x3Config::kWarpWeightRows;
   const int n_in_block = warp_n_in_block + weight_row_at_operand_row(g);
   Fp16x3Consumer<kPromotionInterval> consumer(pipeline, shared_base, lane, n_in_block);
@@ -139,7 +121,6 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
     load_weight_scales(args, first_n_of_block(tile, ptx::cluster_ctarank()) + warp_n_in_block, g,
                        consumer.weight_scale);
 
-    // Mainloop.
     consumer.clear();
     if (warpgroup == 1) {
       ptx::barrier_sync(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
@@ -148,7 +129,6 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
     const bool is_first_warpgroup = warpgroup == 0;
     consumer.run_mainloop(rows, work.k_groups(), is_first_warpgroup, &state);
 
-    // Epilogue.
     sync_with_loader(warpgroup);
     if (!args.schedule.has_last_k_group(work)) {
       store_partial_sums(args, rows, consumer.sums);
@@ -166,8 +146,7 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
 // ----- the kernel
 
 // Chooses a new exponent for row n of the weight, by its largest element, or marks the row as
-// kNonfinite. All lanes of a warp call it. The launch's choice of tiles stays the same
-// (computes_weight_tile, arguments.cuh).
+// kNonfinite. All lanes of a warp call it.
 __device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
   const float* const elements = args.weight.source_row(n);
   const float largest = largest_of_row(elements, args.k, /*stride=*/1);
@@ -184,9 +163,8 @@ __device__ inline void rescale_row(const Fp16x3Arguments& args, int n) {
   }
 }
 
-// Rescales the kOverflowed rows that the block multiplies in the second launch (RowState). All
-// warps of a block call it, and a warp takes a row at a time. Blocks of other clusters may rescale
-// the same rows, and write the same values.
+// Rescales the kOverflowed rows that the block multiplies in the second launch. All warps of a
+// block call it. Blocks of other clusters may rescale the same rows, and write the same values.
 __device__ inline void rescale_overflowed_rows(const Fp16x3Arguments& args) {
   constexpr int kWarps = BlockConfig::kThreads / 32;
   for_each_work_tile(args, [&](const WorkTile&, const TilePosition& tile) {
@@ -201,8 +179,8 @@ __device__ inline void rescale_overflowed_rows(const Fp16x3Arguments& args) {
   __syncthreads();
 }
 
-// The kernel. x_map describes the split x, in boxes of half of the largest tile's rows and one
-// k-tile. weight_map describes the weight, in boxes of kBlockWeightRows rows and one k-tile.
+// x_map describes the split x, in boxes of half of the largest tile's rows and one k-tile.
+// weight_map describes the weight, in boxes of kBlockWeightRows rows and one k-tile.
 template <int kPromotionInterval>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_fp16x3_sm90_kernel(const __grid_constant__ CUtensorMap x_map,
@@ -235,7 +213,6 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     const int worker_warp = threadIdx.x / 32 - BlockConfig::kConsumerWarps;
     if (worker_warp == 0) run_producer(pipeline, shared_base, x_map, weight_map, args);
     if (worker_warp == 1) load_epilogue_inputs(args, shared.epilogue_inputs);
-    // Workers 2 and 3 have nothing to do.
   } else {
     ptx::setmaxnreg_inc<Fp16x3Config::kConsumerRegisters>();
     run_consumer<kPromotionInterval>(args, pipeline, shared_base, shared, warpgroup);

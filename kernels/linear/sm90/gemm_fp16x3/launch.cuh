@@ -1,5 +1,5 @@
 // The two launches of gemm_fp16x3_sm90_kernel (kernel.cuh) for one chunk of rows of x, and the
-// workspace of float32 at `highest`. linear_sm90.cu says in which order kernels run.
+// workspace of float32 at `highest`.
 
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-// The workspace of float32 at `highest`. k-tiles have 32 of K, hi and lo.
+// The workspace. k-tiles have 32 of K, hi and lo.
 //
 //   slice                type      shape                  used by                   cleared
 //   partials.are_stored  Flags     [2, kMaxClusters]      gemm_fp16x3               yes
@@ -32,10 +32,8 @@ namespace kernels::sm90::gemm_fp16x3 {
 //   weight.row_state     int       [n]                    all three kernels         no
 //   partials.sums        Sums      [kMaxClusters]         gemm_fp16x3               no
 //
-// Each launch of gemm_fp16x3 has its own part of are_stored. Both use all other slices.
-// has_overflowed and has_nonfinite share a slice. split_x clears the slices that must be zero
-// before the GEMM; they are the first ones. The weight has no hi and lo in memory: gemm_fp16x3
-// splits it in registers.
+// Each launch of gemm_fp16x3 has its own part of are_stored. has_overflowed and has_nonfinite share
+// a slice. split_x clears the slices that must be zero before the GEMM; they are the first ones.
 struct Fp16x3Workspace {
   split::ScaledMatrix x;
   split::ScaledMatrix weight;
@@ -57,7 +55,6 @@ struct Fp16x3Workspace {
     bytes_to_clear = slices.bytes();
 
     x.hi = slices.add<__half>(2 * call.m * split::padded(call.k));
-    // A row of a k-tile has its hi first, then its lo.
     x.lo = slices.pointer_into(x.hi, Fp16x3Config::kKTileDepth);
     x.exponent = slices.add<int>(call.m);
     x.row_state = slices.add<int>(call.m);
@@ -68,14 +65,13 @@ struct Fp16x3Workspace {
   }
 };
 
-// Returns the kernel for this k: the longer K is, the longer is its promotion interval.
 inline auto choose_kernel(int k) {
   if (k >= Fp16x3Config::kInterval128FromK) return gemm_fp16x3_sm90_kernel<128>;
   if (k >= Fp16x3Config::kInterval64FromK) return gemm_fp16x3_sm90_kernel<64>;
   return gemm_fp16x3_sm90_kernel<32>;
 }
 
-// Launches the GEMM twice. (RowState explains why there are two launches.)
+// Launches the GEMM twice (RowState says why).
 inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& workspace,
                          const Epilogue<float>& epilogue, cudaStream_t stream) {
   const int k = static_cast<int>(call.k);
@@ -96,7 +92,6 @@ inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& wor
   args.schedule = plan.schedule;
   args.partials = workspace.partials;
 
-  // x is k-tiled, and each block of a cluster loads half of a tile's rows. The weight is float32.
   const CUtensorMap x_map =
       make_k_tiled_map(workspace.x, split::padded(call.k) / Fp16x3Config::kKTileDepth,
                        tiles.max_rows() / BlockConfig::kClusterSize);
@@ -107,7 +102,7 @@ inline void launch_twice(const LinearArguments& call, const Fp16x3Workspace& wor
     launch_gemm(kernel, sizeof(Fp16x3SharedMemory), plan.clusters, stream, x_map, weight_map, args);
   };
   launch();
-  // The first launch has set its flags, so the second launch uses others, which are still zero.
+  // The flags of the first launch are no longer zero.
   args.is_second_launch = true;
   args.partials.are_stored = workspace.partials.are_stored + StreamKConfig::kMaxClusters;
   launch();

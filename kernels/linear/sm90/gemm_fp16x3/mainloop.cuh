@@ -1,8 +1,7 @@
 // The mainloop of the fp16x3 GEMM (kernel.cuh): a producer warp loads k-tiles to the stages of
 // shared memory, and consumer warpgroups split the weight and multiply.
 //
-// The mainloop takes K in k-groups of four k-tiles, 128 of K. The k-tiles 0 to 3 are a k-group, and
-// 0' to 3' the next one. The words for products and steps:
+// The k-tiles 0 to 3 are a k-group, and 0' to 3' the next one. The words for products and steps:
 //
 //   hi 0      the hi product of k-tile 0, x_hi w_hi (asynchronous, on the tensor cores)
 //   lo 0      both lo products of k-tile 0, x_hi w_lo + x_lo w_hi
@@ -11,10 +10,10 @@
 //   promote   sums += accumulators; the next product overwrites the accumulators
 //
 // The table has the steps of a consumer warpgroup, for a promotion interval of 128. Before a step,
-// the warpgroup waits for products, and may free the stages of a pair of k-tiles whose products
-// have all ended. The products "in flight" run during the step. After it, the next products are
-// started. The last column names the promotion that adds these products to the sums. (A, B and C
-// are also the lines of a picture in docs/SPLIT.md, step 4, which explains the order.)
+// the warpgroup waits for products, and may free the stages of a pair of k-tiles. The products "in
+// flight" run during the step. After it, the next products are started. The last column names the
+// promotion that adds them to the sums: A, B and C are lines of a picture in docs/SPLIT.md, step 4,
+// which explains the order.
 //
 //   function              step        waits for      frees   in flight   then starts   promoted in
 //
@@ -35,14 +34,13 @@
 // The registers have room for two converted k-tiles. So c 2 overwrites k-tile 0, and first waits
 // for its last product, lo 0. Only the newest product is then in flight (wgmma_wait_group<1>).
 //
-// Shorter intervals have further promotions. A constant of Fp16x3Consumer turns each of them on:
+// Shorter intervals have further promotions of hi products. (Lo products are always added up over a
+// k-group: they are so small that their truncation hardly matters.) A constant of Fp16x3Consumer
+// turns each of them on:
 //
 //   constant              true for intervals   promotes before
 //   kPromotesEachPair     64 and 32            hi 0'
 //   kPromotesEachKTile    32                   hi 1, hi 3 and hi 1'
-//
-// With every interval, lo products are added up over a whole k-group: they are so small that their
-// truncation hardly matters.
 
 #pragma once
 
@@ -66,16 +64,14 @@ namespace kernels::sm90::gemm_fp16x3 {
 
 // ----- the producer warp
 
-// Copies the k-tiles of all work tiles (a tile of out and a range of its k-groups, stream_k.cuh)
-// into the stages, one after the other, each as soon as its stage is empty. All lanes of the
-// producer warp call it; lane 0 copies. `shared_base` is the shared-memory address of the block's
-// Fp16x3SharedMemory.
+// Copies the k-tiles of all work tiles (stream_k.cuh) into the stages, each as soon as its stage is
+// empty. All lanes of the producer warp call it; lane 0 copies. `shared_base` is the shared-memory
+// address of the block's Fp16x3SharedMemory.
 __device__ inline void run_producer(const Fp16x3Pipeline& pipeline, uint32_t shared_base,
                                     const CUtensorMap& x_map, const CUtensorMap& weight_map,
                                     const Fp16x3Arguments& args) {
   const int rank = ptx::cluster_ctarank();
-  // Each block loads half of the rows of x, and writes them to both blocks. A tile with fewer rows
-  // than others is loaded with some rows of the next one, which nobody multiplies.
+  // Each block loads half of the rows of x, and writes them to both blocks.
   const int rows_of_block = args.tiles.max_rows() / BlockConfig::kClusterSize;
   const uint32_t x_address = shared_base + offsetof(Fp16x3SharedMemory, x) +
                              rank * rows_of_block * Fp16x3Config::kRowBytes;
@@ -94,8 +90,8 @@ __device__ inline void run_producer(const Fp16x3Pipeline& pipeline, uint32_t sha
       const uint32_t full_barrier = pipeline.full_barrier(state);
       pipeline.producer_acquire(state);
       ptx::mbarrier_arrive_expect_tx(full_barrier, bytes);
-      // x is stored as [k-tile][row][64 fp16: 32 hi, 32 lo], and TMA takes the coordinates from the
-      // last one to the first one: element 0, row, k-tile. The weight is [row][K].
+      // x is stored as [k-tile][row][64 fp16], and TMA takes the coordinates from the last one to
+      // the first one: element 0, row, k-tile. The weight is [row][K].
       ptx::copy_tensor_multicast(x_address + state.index * Fp16x3Config::kXBytes, &x_map, 0, m,
                                  k_tile, full_barrier, BlockConfig::kBothBlocks);
       ptx::copy_tensor(weight_address + state.index * Fp16x3Config::kWeightBytes, &weight_map,
@@ -115,14 +111,12 @@ __device__ inline void run_producer(const Fp16x3Pipeline& pipeline, uint32_t sha
 //   row 3    v3  v2  v1  v0  v7  v6  v5  v4
 //
 // A thread loads two vectors of each of two rows, n (an even number) and n + 1. With c = lane % 4,
-// they are vector c, which is in the first 16 of K, and vector c + 4, in the other 16. With c = 1,
-// these are v1 and v5:
+// they are vector c, which is in the first 16 of K, and vector c + 4, in the other 16. So the
+// addresses of all four follow from that of the first. (Stages begin at multiples of 1024 bytes, so
+// bits 4 to 6 of an address are the place.) With c = 1, for example:
 //
 //   row 2    v1 at place 3, v5 at place 7    from v1 to v5, bit 2 of the place changes
 //   row 3    v1 at place 2, v5 at place 6    from row 2 to row 3, bit 0 of the place changes
-//
-// So the addresses of all four follow from that of the first. (Stages begin at multiples of 1024
-// bytes, so bits 4 to 6 of an address are the place.)
 __host__ __device__ constexpr int swizzled_offset(int n, int vector) {
   const int place = vector ^ (n % 8);
   return n * Fp16x3Config::kRowBytes + place * kVectorBytes;
@@ -139,7 +133,6 @@ __host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, 
   return (in_row_n ^ kBit0OfPlace) + Fp16x3Config::kRowBytes;
 }
 
-// Returns whether swizzled_address is right for the vectors of all threads.
 constexpr bool finds_all_vectors() {
   for (int n = 0; n < Fp16x3Config::kBlockWeightRows; n += 2) {
     for (int c = 0; c < 4; ++c) {
@@ -160,17 +153,16 @@ static_assert(finds_all_vectors(), "k_half changes bit 2 of the place, next_row 
 template <int kRows>
 using TileRows = std::integral_constant<int, kRows>;
 
-// A lane's elements of the weight in a k-tile, from its warp's 16 rows, after the split. They are
-// operand A of wgmma instructions, each of which takes 16 of K: four registers with two fp16 each.
+// A lane's elements of the weight in a k-tile, after the split, as operand A of wgmma instructions.
+// Each of these takes 16 of K: four registers with two fp16 each.
 struct WeightFragments {
   uint32_t hi[Fp16x3Config::kWgmmasPerKTile][4];
   uint32_t lo[Fp16x3Config::kWgmmasPerKTile][4];
 };
 
-// A consumer warpgroup, as one of its threads sees it: where the thread's data are, and its
-// accumulators and sums of a tile, which are fragments (fragment.cuh). The thread, lane 4 * g + c
-// of its warp, has rows g and g + 8 of the warp's 16 rows of A, which are two neighbouring rows of
-// the weight (weight_row_order.cuh).
+// A consumer warpgroup, as one of its threads sees it. The accumulators and sums are fragments
+// (fragment.cuh). The thread, lane 4 * g + c of its warp, has rows g and g + 8 of the warp's 16
+// rows of A, which are two neighbouring rows of the weight (weight_row_order.cuh).
 template <int kPromotionInterval>
 struct Fp16x3Consumer {
   using State = Fp16x3Pipeline::State;
@@ -192,8 +184,7 @@ struct Fp16x3Consumer {
   float accumulators[Fp16x3Config::kSums];
   float sums[Fp16x3Config::kSums];
 
-  // `shared_base` is the shared-memory address of the block's Fp16x3SharedMemory. `n_in_block` is
-  // the first of the thread's two rows of weight, an even number.
+  // `n_in_block` is the first of the thread's two rows of weight, an even number.
   __device__ Fp16x3Consumer(const Fp16x3Pipeline& pipeline, uint32_t shared_base, int lane,
                             int n_in_block)
       : pipeline(pipeline) {
@@ -206,9 +197,8 @@ struct Fp16x3Consumer {
                                                                    offsetof(Fp16x3SharedMemory, x));
   }
 
-  // Begins a work tile: sums and accumulators become 0. The first product overwrites the
-  // accumulators, so for the result only the sums need this. But wgmma's asm statement names the
-  // accumulators as inputs. Without the zeros, the compiler would keep the previous tile's
+  // Begins a work tile. The first product overwrites the accumulators, but wgmma's asm statement
+  // names them as inputs. Without the zeros, the compiler would therefore keep the previous tile's
   // accumulators in registers throughout that tile's epilogue.
   __device__ void clear() {
 #pragma unroll
@@ -218,11 +208,9 @@ struct Fp16x3Consumer {
     }
   }
 
-  // Waits for a stage, and converts the thread's elements of its weight to fragments.
-  //
-  // The thread loads vector c of each 16 of K: elements 4 c to 4 c + 3 of these. wgmma takes places
-  // 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 along K from the thread. In the K order of split/k_order.cuh,
-  // these places have the four elements that it has loaded.
+  // Waits for a stage, and converts the thread's elements of its weight to fragments. The thread
+  // loads vector c of each 16 of K. In the K order of split/k_order.cuh, the four elements of this
+  // vector are those that wgmma takes from the thread.
   __device__ void convert(WeightFragments& fragments, const State& state) const {
     pipeline.consumer_wait(state);
     const uint32_t first_address = weight_address + state.index * Fp16x3Config::kWeightBytes;
@@ -235,8 +223,6 @@ struct Fp16x3Consumer {
         const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
-          // The thread has two of these eight places. Its elements 0 and 1 are at lower places, and
-          // 2 and 3 at upper ones.
           const int i = 2 * upper;
           static_assert(split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
                         "a thread's elements 0 and 1 are at lower places, 2 and 3 at upper ones");
@@ -248,14 +234,13 @@ struct Fp16x3Consumer {
     }
   }
 
-  // The wgmma descriptor of x in a stage. The address is in a descriptor's low bits, so adding to a
-  // descriptor moves the address.
+  // The wgmma descriptor of x in a stage. Adding to a descriptor moves its address.
   __device__ uint64_t descriptor(const State& state) const {
     return x_descriptor + state.index * ptx::descriptor_units(Fp16x3Config::kXBytes);
   }
 
-  // Starts the lo products of a k-tile: x_hi w_lo + x_lo w_hi, without the factor 2^-11. If
-  // `accumulates`, they are added to the accumulators; else they overwrite them.
+  // Starts the lo products of a k-tile, without the factor 2^-11. If `accumulates`, they are added
+  // to the accumulators; else they overwrite them.
   template <int kRows>
   __device__ void multiply_lo(TileRows<kRows> rows, const WeightFragments& fragments,
                               const State& state, bool accumulates) {
@@ -272,7 +257,7 @@ struct Fp16x3Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Starts the hi product of a k-tile: x_hi w_hi. `accumulates` is as in multiply_lo.
+  // Starts the hi product of a k-tile. `accumulates` is as in multiply_lo.
   template <int kRows>
   __device__ void multiply_hi(TileRows<kRows> rows, const WeightFragments& fragments,
                               const State& state, bool accumulates) {
@@ -287,8 +272,7 @@ struct Fp16x3Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Starts a hi product that follows another one. With kPromotesFirst the other one is promoted
-  // before, else both are summed in the accumulators.
+  // Starts a hi product that follows another one, which is promoted before with kPromotesFirst.
   template <bool kPromotesFirst, int kRows>
   __device__ void multiply_next_hi(TileRows<kRows> rows, const WeightFragments& fragments,
                                    const State& state) {
@@ -296,7 +280,6 @@ struct Fp16x3Consumer {
     multiply_hi(rows, fragments, state, /*accumulates=*/!kPromotesFirst);
   }
 
-  // Waits for all products, and adds the accumulators to the sums.
   template <int kRows>
   __device__ void promote(TileRows<kRows>) {
     ptx::wgmma_wait_group<0>();
@@ -304,7 +287,6 @@ struct Fp16x3Consumer {
     for (int j = 0; j < kRows / 2; ++j) sums[j] += accumulators[j];
   }
 
-  // Waits for all products, and multiplies the lo products by 2^-11.
   template <int kRows>
   __device__ void scale_lo_products(TileRows<kRows>) {
     ptx::wgmma_wait_group<0>();
@@ -312,8 +294,8 @@ struct Fp16x3Consumer {
     for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / split::kLoScale;
   }
 
-  // Calls consumer_release, or does the same with mapped_empty_barriers, which was computed once.
-  // The kernel for an interval of 32 has no register left for that address.
+  // Does what consumer_release does, for intervals above 32 with an address that is computed once.
+  // The kernel for an interval of 32 has no register left for it.
   __device__ void release(const State& state) const {
     if constexpr (kPromotionInterval == 32) {
       pipeline.consumer_release(state);
@@ -343,7 +325,7 @@ struct Fp16x3Consumer {
     release(stages.odd);
   }
 
-  // ----- The mainloop of a work tile. run_mainloop, below, calls the three functions that follow.
+  // ----- The mainloop of a work tile
   //
   // Comments at the ends of lines name the steps and products that the top of this file shows.
 
@@ -357,8 +339,8 @@ struct Fp16x3Consumer {
     multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, first.odd);  // hi 1
   }
 
-  // Promotes, and multiplies the rest of a k-group: all lo products, hi 2 and hi 3. `first` has
-  // k-tiles 0 and 1, already converted in `weight`. This function releases both stages.
+  // Promotes, and multiplies the rest of a k-group. `first` has k-tiles 0 and 1, already converted
+  // in `weight`. Releases both stages.
   template <int kRows>
   __device__ __forceinline__ void finish_k_group(TileRows<kRows> rows, WeightPair& weight,
                                                  const StagePair& first, int k_group,
@@ -385,9 +367,8 @@ struct Fp16x3Consumer {
     multiply_next_hi<kPromotesEachKTile>(rows, weight.odd, second.odd);  // hi 3
   }
 
-  // Waits for hi 2, and starts the next k-group while hi 3 of this one runs. `second` has this
-  // k-group's k-tiles 2 and 3; this function releases both stages. `next` has the next k-group's
-  // k-tiles 0 and 1.
+  // Starts the next k-group while hi 3 of this one runs. `second` has this k-group's k-tiles 2 and
+  // 3; both stages are released. `next` has the next k-group's k-tiles 0 and 1.
   template <int kRows>
   __device__ __forceinline__ void start_next_k_group(TileRows<kRows> rows, WeightPair& weight,
                                                      const StagePair& second,
@@ -402,8 +383,7 @@ struct Fp16x3Consumer {
   }
 
   // Adds all products of a work tile with `k_groups` k-groups to the sums. *state is for the first
-  // k-tile, and afterwards for the k-tile after the last one. The first warpgroup lets the
-  // second one start in the middle of the first k-group.
+  // k-tile, and afterwards for the k-tile after the last one.
   template <int kRows>
   __device__ void run_mainloop(TileRows<kRows> rows, int k_groups, bool is_first_warpgroup,
                                State* state) {
@@ -432,8 +412,7 @@ struct Fp16x3Consumer {
     } else if (rows == Fp16x3Config::kMediumRows) {
       run_mainloop(TileRows<Fp16x3Config::kMediumRows>{}, k_groups, is_first_warpgroup, state);
     } else if (kPromotionInterval == 128 && rows == Fp16x3Config::kLargeRows) {
-      // Tiles of 160 rows exist only from K = kInterval128FromK on, where the interval is 128. So
-      // the kernels of shorter intervals need no code for them.
+      // Shorter intervals have no tiles of 160 rows (Fp16x3Config), and need no code for them.
       run_mainloop(TileRows<Fp16x3Config::kLargeRows>{}, k_groups, is_first_warpgroup, state);
     } else {
       run_mainloop(TileRows<Fp16x3Config::kLargestRows>{}, k_groups, is_first_warpgroup, state);

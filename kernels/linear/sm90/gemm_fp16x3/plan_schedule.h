@@ -1,8 +1,6 @@
 // Plans the stream-K schedule of the fp16x3 GEMM: whether the tiles of the last wave are cut, and
-// where. Host code; launch.cuh calls plan_schedule. stream_k.cuh explains the words (wave, line,
-// range, cut), and has the example that the comments below use.
-//
-// Three quantities occur:
+// where. Host code. stream_k.cuh explains the words (wave, line, range, cut), and has the example
+// that the comments below use. Three quantities occur:
 //
 //   load    of a work tile: its rows of x times its k-groups. Clusters get equal loads.
 //   time    in row times (PlanConfig). It also has a constant for each k-group. A load has none,
@@ -33,8 +31,8 @@ struct PlanConfig {
   // Adding the partial sums that one cluster has stored takes this many row times for each row.
   static constexpr int kAddingPerRow = 2;
 
-  // Limits of cutting, in k-groups, because storing and adding partial sums costs time. Tiles are
-  // cut only if that saves kMinSaving or more. Each part of a cut tile has kMinPart or more.
+  // Limits of cutting, in k-groups: tiles are cut only if that saves kMinSaving or more, and each
+  // part of a cut tile has kMinPart or more.
   static constexpr int kMinSaving = 3;
   static constexpr int kMinPart = 2;
 
@@ -42,15 +40,13 @@ struct PlanConfig {
   static int64_t k_group_time(int64_t rows) { return rows + kKGroupOverhead; }
 
   // The fewest k-groups that a range should have if clusters share a tile of `rows` rows and
-  // `k_groups` k-groups.
-  //
-  // With ranges of L k-groups, k_groups / L clusters share the tile. The time of the tile is
+  // `k_groups` k-groups. With ranges of L k-groups, the time of the tile is
   //
   //   L * k_group_time(rows)                   each multiplies its range, all at the same time
   //   + k_groups / L * kAddingPerRow * rows    then one of them adds the partial sums of the others
   //
-  // A sum of one term proportional to L and one to 1 / L is least where the two are equal. This
-  // function returns that L, rounded down, but at least kMinPart.
+  // This time is least where both terms are equal. The function returns that L, rounded down, but
+  // at least kMinPart.
   static int min_range(int k_groups, int64_t rows) {
     const double adding_in_k_groups =
         static_cast<double>(kAddingPerRow * rows) / static_cast<double>(k_group_time(rows));
@@ -70,8 +66,7 @@ inline bool is_cutting_allowed() {
 // The two schedules of a product between which plan_schedule chooses.
 class Planner {
  public:
-  // Adds up the loads of all tiles. A tile has k_groups k-groups. `clusters` clusters compute the
-  // tiles, at most StreamKConfig::kMaxClusters.
+  // A tile has k_groups k-groups. `clusters` is at most StreamKConfig::kMaxClusters.
   Planner(const TilePartition& tiles, int k_groups, int clusters)
       : k_groups_(k_groups),
         clusters_(clusters),
@@ -91,10 +86,9 @@ class Planner {
     }
   }
 
-  // Returns whether to cut the tiles of the last wave. If all clusters have the same load, each has
-  // total_load / clusters, and the busiest cluster saves busiest_load - total_load / clusters. This
-  // must be at least the load of kMinSaving k-groups of the tile with the most rows. (Both are
-  // multiplied by `clusters` here, so that they are whole numbers.)
+  // Returns whether to cut the tiles of the last wave: whether the busiest cluster saves at least
+  // the load of kMinSaving k-groups of the tile with the most rows if all clusters have the same
+  // load. (Both loads are multiplied by `clusters` here, so that they are whole numbers.)
   bool cutting_pays() const {
     int64_t busiest_load = 0;  // if no tile is cut
     for (int cluster = 0; cluster < clusters_; ++cluster) {
@@ -106,8 +100,7 @@ class Planner {
     return saved_load_times_clusters >= PlanConfig::kMinSaving * max_rows_ * clusters_;
   }
 
-  // Returns the schedule in which no tile is cut: one tile of the last wave for each cluster, as
-  // long as there are tiles.
+  // Returns the schedule in which no tile is cut.
   Schedule uncut() const {
     Schedule schedule{whole_waves_, k_groups_, /*range_begins=*/{}};
     for (int cluster = 0; cluster <= clusters_; ++cluster) {
@@ -127,9 +120,9 @@ class Planner {
   // quotas end at 1056, 2112 and 3168, and the ranges after 6, 12 and 18 k-groups.
   //
   // Invariant: a range that begins inside a tile is not empty, so no cluster waits for partial sums
-  // that nobody stores. It holds because min_range is at least kMinPart: every quota is at least
-  // the load of kMinPart k-groups of the tile with the most rows. So two cuts inside one tile are
-  // at least kMinPart k-groups apart. (tests/linear/test_linear_schedule.py tests the invariant.)
+  // that nobody stores. This holds because min_range is at least kMinPart: every quota is at least
+  // the load of kMinPart k-groups of the tile with the most rows, so that two cuts inside one tile
+  // are at least kMinPart k-groups apart. (tests/linear/test_linear_schedule.py tests it.)
   Schedule cut() const {
     const int64_t fair_load = total_load() / clusters_;
     const int64_t min_quota = PlanConfig::min_range(k_groups_, max_rows_) * max_rows_;
@@ -139,13 +132,12 @@ class Planner {
       load_of_quotas += std::max(fair_load - load_in_whole_waves_[cluster], min_quota);
       schedule.range_begins[cluster + 1] = find_cut(load_of_quotas);
     }
-    // The last range ends with the line, even if the sum of the quotas, which are rounded, is less.
+    // The sum of the quotas, which are rounded, may be less than the line.
     schedule.range_begins[clusters_] = last_wave_tiles_ * k_groups_;
     return schedule;
   }
 
  private:
-  // Returns the load of all tiles.
   int64_t total_load() const {
     return std::accumulate(load_in_whole_waves_, load_in_whole_waves_ + clusters_,
                            load_before_[last_wave_tiles_]);
@@ -199,7 +191,6 @@ inline Plan plan_schedule(const TilePartition& tiles, int k_groups, int clusters
   const bool is_cut = is_cutting_allowed() && planner.cutting_pays();
   Plan plan{is_cut ? planner.cut() : planner.uncut(), clusters};
   if (plan.schedule.whole_waves > 0) return plan;
-  // Without a whole wave, only the clusters whose ranges begin before the line's end have work.
   const int* const begins = plan.schedule.range_begins;
   const int end_of_line = begins[clusters];
   plan.clusters =

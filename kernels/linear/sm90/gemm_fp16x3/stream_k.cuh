@@ -1,13 +1,13 @@
 // The stream-K schedule of the fp16x3 GEMM: which tiles each cluster multiplies, and how clusters
 // share the tiles of the last wave along K.
 //
-// K is counted in k-groups of 128. Tiles are computed in waves. In a whole wave, each cluster
-// computes one tile, with all its k-groups: cluster c has tile c in the first wave, tile
-// c + clusters in the second, and so on. (tile_order.cuh numbers the tiles.) The last wave has the
-// remaining tiles, which are fewer than the clusters, or none. If it saves enough time, clusters
-// share these tiles: they are put end to end along K, and the line of all their k-groups is cut
-// into one range for each cluster. A range often has the end of one tile and the beginning of the
-// next. Otherwise each of these tiles is computed whole, by one cluster.
+// K is counted in k-groups of 128. In a whole wave, each cluster computes one tile, with all its
+// k-groups: cluster c has tile c in the first wave, tile c + clusters in the second, and so on
+// (tile_order.cuh numbers the tiles). The last wave has the remaining tiles, which are fewer than
+// the clusters. If it saves enough time, clusters share these tiles: they are put end to end along
+// K, and the line of all their k-groups is cut into one range for each cluster. A range often has
+// the end of one tile and the beginning of the next. Otherwise each of these tiles is computed
+// whole, by one cluster.
 //
 // A work tile is a tile and a range of its k-groups, assigned to one cluster. The cluster that has
 // the last k-group of a tile finishes the tile: it adds the partial sums that the other clusters
@@ -34,14 +34,9 @@
 // each, and one 9.
 //
 // A cluster takes the tiles of its range in reverse order (cluster 1 above: tile 4 before tile 3),
-// for two reasons:
-//
-//   L2         A cluster with parts of two tiles then begins at the beginning of K, as others do:
-//              cluster 1 multiplies k-groups 0 to 2, then 6 to 8. So it often finds in L2 what
-//              others have just read.
-//   no hang    Fact 2 below depends on this order.
-//
-// The host plans the Schedule (plan_schedule.h). The kernel gets it as an argument.
+// for two reasons. First, the cluster then begins at the beginning of K, as others do, and so often
+// finds in L2 what others have just read: cluster 1 multiplies k-groups 0 to 2, then 6 to 8.
+// Second, fact 2 below depends on this order.
 //
 // ----- Why no cluster waits forever
 //
@@ -58,29 +53,18 @@
 // A cluster that waits still occupies its multiprocessors, so there may be no room to start others.
 // One of two conditions is enough for all waits to end:
 //
-//            All clusters run at once               Blocks start in the order of their numbers
+//   All clusters run at once. Then each stores its partial sums without waiting (facts 1 and 2).
+//   The host launches no more clusters than run at once when previous kernels have ended
+//   (count_gemm_clusters). The next kernel, which may start early (PDL), starts only after all
+//   blocks of this one have started. The condition fails, for example, if this kernel runs in two
+//   streams at the same time, or in a stream that is confined to fewer multiprocessors than were
+//   counted (a green context).
 //
-//   why      Each stores its partial sums           The first cluster that has not ended runs. It
-//            without waiting (facts 1 and 2).       waits only for clusters that have ended (fact
-//                                                   3), so it ends, and makes room for another one.
+//   Blocks start in the order of their numbers. Then the first cluster that has not ended runs, and
+//   waits only for clusters that have ended (fact 3), so it ends, and makes room for another one.
+//   The condition holds on every GPU and driver seen, but CUDA does not guarantee it.
 //
-//   holds    The host launches no more clusters     On every GPU and driver seen. CUDA does not
-//            than run at once when previous         guarantee it.
-//            kernels have ended
-//            (count_gemm_clusters, in
-//            launch_gemm.cuh). The next kernel,
-//            which may start early (PDL), starts
-//            only after all blocks of this one
-//            have started.
-//
-//   fails    For example, if this kernel runs in    Not seen.
-//            two streams at the same time, or in
-//            a stream that is confined to fewer
-//            multiprocessors than were counted
-//            (a green context).
-//
-// To depend on neither condition, set the environment variable KERNELS_STREAM_K to 0. Tiles are
-// then never cut, and no cluster waits for another.
+// With the environment variable KERNELS_STREAM_K=0, tiles are never cut, and no cluster waits.
 
 #pragma once
 
@@ -90,7 +74,6 @@
 
 namespace kernels::sm90::gemm_fp16x3 {
 
-// The constant of the schedule. PlanConfig (plan_schedule.h) has those of its planning.
 struct StreamKConfig {
   // The most clusters in a grid. The chip of compute capability 9.0 has 144 multiprocessors, two
   // for each cluster; an H200 uses 132 of them.
@@ -108,7 +91,7 @@ struct WorkTile {
   __device__ int k_groups() const { return end - begin; }
 };
 
-// Which work tiles each cluster computes, and in which order. An argument of the kernel.
+// Which work tiles each cluster computes, and in which order. plan_schedule.h plans it.
 struct Schedule {
   int whole_waves;
   int k_groups;  // k-groups of one tile
@@ -116,8 +99,7 @@ struct Schedule {
   // k-groups.
   int range_begins[StreamKConfig::kMaxClusters + 1];
 
-  // Returns this cluster's work tile number `index`. The cluster asks for 0, 1, 2 and so on, until
-  // one does not exist.
+  // Returns this cluster's work tile number `index`: 0, 1, 2 and so on, until one does not exist.
   __device__ WorkTile work_tile(int index) const {
     const int cluster = ptx::clusterid();
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
@@ -140,21 +122,19 @@ struct Schedule {
             min(range_end - tile_begin, k_groups)};
   }
 
-  // Returns work_tile(index) so that the compiler sees that it is uniform. All lanes of a warp call
-  // it.
+  // Returns work_tile(index), which the compiler then sees as uniform. All lanes of a warp call it.
   __device__ WorkTile uniform_work_tile(int index) const {
     const WorkTile work = work_tile(index);
     return {ptx::uniform(work.tile), ptx::uniform(work.begin), ptx::uniform(work.end)};
   }
 
-  // Returns whether a work tile has the last k-group of its tile. Its cluster finishes the tile.
+  // Returns whether the work tile's cluster finishes the tile.
   __device__ bool has_last_k_group(const WorkTile& work) const { return work.end == k_groups; }
 
-  // Returns whether `cluster` shares `tile`, which is in the last wave, with the cluster before it:
-  // whether its range begins after the tile's beginning. The cluster that finishes the tile finds
-  // all clusters that share it: it asks for itself, then for the cluster before, and so on until
-  // the answer is no. For tile 3 in the example above, the answer is yes for cluster 1, whose range
-  // begins at 6, and no for cluster 0.
+  // Returns whether `cluster` shares `tile`, which is in the last wave, with the cluster before it.
+  // The cluster that finishes the tile asks for itself, then for the cluster before, and so on
+  // until the answer is no. For tile 3 in the example above, the answer is yes for cluster 1, whose
+  // range begins at 6, and no for cluster 0.
   __device__ bool shares_with_previous(int cluster, int tile) const {
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
     return range_begins[cluster] > (tile - whole_waves * clusters) * k_groups;

@@ -1,8 +1,7 @@
 // The tiles of the fp16x3 GEMM (kernel.cuh): which rows of x each has. choose_tiles.h chooses them.
 //
-// A cluster computes a tile: 256 rows of the weight, 128 in each of its blocks, by rows of x that
-// both blocks share. All tiles of a product have 128 rows, or all have 64, or some have 176 and the
-// others 160. Tiles of 176 and of 160 rows are dealt out evenly to the clusters.
+// All tiles of a product have 128 rows, or all have 64, or some have 176 and the others 160. Tiles
+// of 176 and of 160 rows are dealt out evenly to the clusters.
 //
 //   rows of the tiles            largest_x_tiles     other_rows
 //   all kMediumRows              0                   kMediumRows
@@ -41,8 +40,8 @@ struct TilePartition {
   __host__ __device__ int count() const { return order.count(); }
   __host__ __device__ TilePosition find(int number) const { return order.find(number); }
 
-  // Rows of x that TMA loads for every tile: 176 if the tiles may be of 176 and 160 rows. For a
-  // tile of 160, the last 16 of them come after the tile's own rows, and are not multiplied.
+  // Rows of x that TMA loads for every tile. For a tile of 160, the last 16 of 176 come after the
+  // tile's own rows, and are not multiplied.
   __host__ __device__ int max_rows() const {
     const bool may_have_largest = other_rows == Fp16x3Config::kLargeRows;
     return may_have_largest ? Fp16x3Config::kLargestRows : other_rows;
@@ -63,10 +62,8 @@ struct TilePartition {
     int size;
   };
 
-  // The rows of x of a tile.
-  //
-  // Example, as above: weight tile 2, x tile 4. The shift is 2, so weight tile 2 begins at place 2
-  // of the repeated pattern
+  // The rows of x of a tile. Example, as above: weight tile 2, x tile 4. The shift is 2, so weight
+  // tile 2 begins at place 2 of the repeated pattern
   //
   //   place    0  1  2  3  4  5  6  7  8  9 10 11 ...
   //            X  X  X  X  l  l  X  X  X  X  l  l ...

@@ -1,8 +1,8 @@
 // Which rows of the weight are the rows of wgmma's operand A. A warp has 16 of each.
 //
-// The rows of A may be any rows of the weight, if the epilogue knows which. In wgmma's layout, lane
-// 4 g + c, with g = 0 - 7 and c = 0 - 3, holds rows g and g + 8 of A. They get two neighbouring
-// rows of the weight, so that the lane's results are in two neighbouring columns of out:
+// In wgmma's layout, lane 4 g + c, with g = 0 - 7 and c = 0 - 3, holds rows g and g + 8 of A. They
+// get two neighbouring rows of the weight, so that the lane's results are in two neighbouring
+// columns of out:
 //
 //   lanes                         0 - 3  4 - 7  8 - 11 12 - 15 16 - 19 20 - 23 24 - 27 28 - 31
 //   g                               0      1      2       3       4       5       6       7
@@ -30,16 +30,14 @@ static_assert(weight_row_at_operand_row(5) == 12 && weight_row_at_operand_row(5 
 
 // Why not r2 r1 r0 r3, in which r0 and r1 are not swapped: with this order, loads of the weight
 // from shared memory have no bank conflicts. The hardware loads for eight lanes at a time, which
-// have two successive g. Four lanes load four vectors, of 16 bytes each, of one row of the weight,
-// and the other four the vectors with the same numbers of another row. TMA's swizzle puts vector v
-// of row n at place v ^ (n % 8) of the row's eight places, which are all 32 banks. Example: vectors
-// 0 to 3 for g = 0 and 1, rows 0 and 4 of the weight:
+// have two successive g: four vectors of 16 bytes of one row of the weight, and the vectors with
+// the same numbers of another row. TMA's swizzle puts vector v of row n at place v ^ (n % 8) of the
+// row's eight places, which are all 32 banks. So the two rows must differ in bit 2. Example:
+// vectors 0 to 3 for g = 0 and 1, rows 0 and 4 of the weight:
 //
 //   place    0    1    2    3    4    5    6    7
 //   row 0    v0   v1   v2   v3
 //   row 4                        v0   v1   v2   v3
-//
-// So the two rows must differ in bit 2.
 constexpr bool differ_in_bit_2(int row, int other_row) { return ((row ^ other_row) & 4) != 0; }
 static_assert(differ_in_bit_2(weight_row_at_operand_row(0), weight_row_at_operand_row(1)) &&
                   differ_in_bit_2(weight_row_at_operand_row(2), weight_row_at_operand_row(3)) &&

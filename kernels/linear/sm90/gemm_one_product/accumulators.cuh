@@ -1,6 +1,6 @@
-// The accumulators of a tile in gemm_one_product_kernel: how they pass through shared memory in the
-// epilogues of epilogue.cuh. sm90/fragment.cuh says which thread has which. Warp w = 0 - 3 of the
-// warpgroup has the columns 16 w to 16 w + 15 of the warpgroup's 64.
+// How the accumulators of a tile pass through shared memory in the epilogues of epilogue.cuh.
+// sm90/fragment.cuh says which thread has which. Warp w of the warpgroup has the columns 16 w to
+// 16 w + 15 of the warpgroup's 64.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// A subtile of a warpgroup's accumulators, two row blocks: [row block][warp][lane], each lane with
-// its four accumulators of the row block. The 33rd float4 is padding (StagedAccumulatorsReader).
+// A subtile of a warpgroup's accumulators: [row block][warp][lane], each lane with its four
+// accumulators of the row block.
 using StagedAccumulators =
     float4[OneProductConfig::kSubtileRowBlocks][4][OneProductConfig::kStagedLanes];
 
@@ -30,18 +30,15 @@ struct StagedPlace {
   int lane;
   int component;  // 0 to 3, of the float4
 
-  // The distance from the beginning of the row block, in floats.
   __host__ __device__ constexpr int in_floats() const {
     return 4 * (warp * OneProductConfig::kStagedLanes + lane) + component;
   }
 };
 
 // Returns where a staged row block has the accumulator of a column (of the warpgroup's 64) and a
-// row (of the row block's 8).
-//
-// Example, with the words of fragment.cuh: column 20 is number 4 of warp 1's sixteen, so g = 4, in
-// the first column block. Row 2 is the first row of c = 1. The accumulator is component 0 of lane
-// 4 * g + c = 17 of warp 1.
+// row (of the row block's 8). Example, with the words of fragment.cuh: column 20 is number 4 of
+// warp 1's sixteen, so g = 4, in the first column block. Row 2 is the first row of c = 1. The
+// accumulator is component 0 of lane 4 * g + c = 17 of warp 1.
 __host__ __device__ constexpr StagedPlace staged_place(int column, int row) {
   const int warp = column / 16;
   const int lane = column % 8 * 4 + row / 2;  // 4 g + c
@@ -53,10 +50,8 @@ static_assert(staged_place(20, 2).in_floats() == 4 * (1 * OneProductConfig::kSta
               "the example above");
 
 // Reads StagedAccumulators in the order of out. Thread t of the warpgroup reads row t / 16 of each
-// row block, and columns 4 (t % 16) to 4 (t % 16) + 3 of it. Sixteen threads read a row of 64
-// columns, so a warp reads two rows at a time.
-//
-// Two measures avoid bank conflicts; reads_all_banks checks that they do.
+// row block, and columns 4 (t % 16) to 4 (t % 16) + 3 of it. Two measures avoid bank conflicts, as
+// reads_all_banks checks:
 //
 //   padding   The 33rd float4 of each warp. Without it, lanes of the same number in two warps
 //             would be 128 floats apart, in the same bank.
@@ -95,10 +90,10 @@ struct StagedAccumulatorsReader {
     }
   }
 
-  // Returns whether the first reads of the 32 threads of a warp are in 32 different banks. (Then so
-  // are the others. The second reads are kNextColumn floats later in even threads and as many
-  // earlier in odd ones, which is the same distance modulo 32 banks. All further reads are at the
-  // same distance from the first or second in all threads.)
+  // Returns whether the first reads of a warp are in 32 different banks. (Then so are the others.
+  // The second reads are kNextColumn floats later in even threads and earlier in odd ones, which is
+  // the same distance modulo 32 banks. All further reads are at the same distance from the first or
+  // second in all threads.)
   static constexpr bool reads_all_banks(int warp) {
     uint32_t banks = 0;
     for (int thread = 32 * warp; thread < 32 * warp + 32; ++thread) {

@@ -1,5 +1,4 @@
-// gemm_one_product_kernel (kernel.cuh): its constants, its modes, and its arguments, which
-// launch.cuh fills in.
+// gemm_one_product_kernel (kernel.cuh): its constants, its modes, and its arguments.
 
 #pragma once
 
@@ -20,9 +19,9 @@ namespace kernels::sm90::gemm_one_product {
 
 struct OneProductConfig {
   // The tile of a cluster: 256 rows of x by 256 rows of the weight. wgmma's instruction m64n256
-  // multiplies 64 rows of operand A by 256 rows of operand B. Operand A is the weight: each
-  // consumer warpgroup of the two blocks has 64 rows of the weight, and each of its warps 16.
-  // Operand B is x: all warpgroups of both blocks multiply by all 256 rows of x.
+  // multiplies 64 rows of operand A by 256 rows of operand B. Operand A is the weight, of which
+  // each of the cluster's four consumer warpgroups has 64 rows, and each of its warps 16. Operand B
+  // is x: all warpgroups multiply by all 256 rows of x.
   static constexpr int kTileRows = 256;
   static constexpr int kWarpWeightRows = 16;
   static constexpr int kWarpgroupWeightRows = 4 * kWarpWeightRows;
@@ -30,7 +29,7 @@ struct OneProductConfig {
   static constexpr int kTileWeightRows = kBlockWeightRows * BlockConfig::kClusterSize;
   // Rows of x that each block of a cluster loads, for both blocks.
   static constexpr int kXRowsPerBlock = kTileRows / BlockConfig::kClusterSize;
-  // Float32 accumulators of a thread: a warpgroup's 64 x 256 sums over its 128 threads.
+  // Float32 accumulators of a thread.
   static constexpr int kAccumulators =
       kWarpgroupWeightRows * kTileRows / BlockConfig::kWarpgroupThreads;
 
@@ -58,13 +57,12 @@ struct OneProductConfig {
 
   // Numbers of the named barriers. __syncthreads uses 0.
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
-  // One for each converter warp: 3, 4 and 5. A converter's lanes meet there (convert_whole_patch).
+  // One for each converter warp: 3, 4 and 5 (PieceLoader).
   static constexpr int kFirstConverterBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 
-  // Registers of a thread after setmaxnreg. The workers are the producer warp and the converter
-  // warps. Consumers of GradientMode need more registers, because they keep the packed
-  // results of a tile beside the accumulators of the next one. The workers need fewer there,
+  // Registers of a thread after setmaxnreg. Consumers of GradientMode need more, because they keep
+  // the packed results of a tile beside the accumulators of the next one. Its workers need fewer,
   // because they convert nothing.
   static constexpr int kWorkerRegisters = 88;
   static constexpr int kConsumerRegisters = 208;
@@ -77,8 +75,8 @@ struct OneProductConfig {
   // ----- How the epilogues stage results in shared memory (shared_memory.cuh)
 
   // StagedAccumulators (float32, and the general epilogue of half types): a subtile of two row
-  // blocks at a time. A row block is 8 rows (sm90/fragment.cuh). A warp stages it as one float4 a
-  // lane. One more float4 is padding (see StagedAccumulatorsReader).
+  // blocks at a time. A warp stages a row block as one float4 a lane, and one for padding (see
+  // StagedAccumulatorsReader).
   static constexpr int kRowBlocks = kTileRows / FragmentConfig::kRowBlockRows;
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;
@@ -92,8 +90,7 @@ struct OneProductConfig {
   static_assert(kTileRows % kStagedRows == 0, "a tile is staged in whole parts");
 
   // PackedGradient (gradients of half types): a box of one warp's 16 rows of the weight x 64 rows
-  // of x, which TMA stores. A warp has two buffers for boxes: it writes one while TMA reads the
-  // other.
+  // of x, which TMA stores. A warp writes one of its two buffers while TMA reads the other.
   static constexpr int kGradientBoxRows = 64;
   static constexpr int kGradientBuffers = 2;
   static_assert(kTileRows % kGradientBoxRows == 0, "a tile has whole boxes of results");
@@ -102,9 +99,7 @@ struct OneProductConfig {
 // ----- modes
 
 // A mode says what the kernel computes, and from which operands. It is a type: one of the four
-// below, HalfMode to RedoMode. Templates call it Mode, and ask it for types and flags. In all modes
-// two warpgroups multiply and one warp loads. The other three warps convert the weight in
-// ConvertMode, and are idle in other modes.
+// below, HalfMode to RedoMode. Templates call it Mode, and ask it for types and flags.
 enum class ModeKind { kHalf, kGradient, kConvert, kRedo };
 
 template <ModeKind kKind, typename ElementType, typename OutType>
@@ -117,27 +112,22 @@ struct ModeOf {
   static constexpr bool kIsRedo = kKind == ModeKind::kRedo;
 };
 
-// Computes out = relu(x weight^T + bias) / divisor in T, a half type: __half or __nv_bfloat16. x
-// may be [M, K] or [K, M], the weight [N, K] or [K, N]. These layouts are chosen at run time: a
-// kernel for each is hardly faster and takes longer to compile (docs/EXPERIMENTS.md, "Hopper's
-// products").
+// T is __half or __nv_bfloat16. x may be [M, K] or [K, M], the weight [N, K] or [K, N]. The layouts
+// are chosen at run time: a kernel for each is hardly faster and takes longer to compile
+// (docs/EXPERIMENTS.md, "Hopper's products").
 template <typename T>
 using HalfMode = ModeOf<ModeKind::kHalf, T, T>;
 
-// Computes gradients, in the types and layouts of HalfMode: out [N, M] = weight x^T, without
-// bias, ReLU or division (launch.cuh, "The operands of GradientMode"). The consumers store a tile's
-// results by TMA while they multiply the next tile.
+// out [N, M] = weight x^T, in the types and layouts of HalfMode, without bias, ReLU or division
+// (launch.cuh, "The operands of GradientMode").
 template <typename T>
 using GradientMode = ModeOf<ModeKind::kGradient, T, T>;
 
-// Computes out = relu(x weight^T + bias) / divisor in float32, from fp16 operands in k-tiled
-// layout. Rows of both operands are scaled by powers of two. split_x.cuh has made the fp16 x. The
-// converter warps make the fp16 weight, from float32 [N, K] or [K, N].
+// Both operands are scaled fp16 numbers in k-tiled layout. split_x.cuh has made those of x. The
+// converter warps make those of the weight, from float32 [N, K] or [K, N].
 using ConvertMode = ModeOf<ModeKind::kConvert, __half, float>;
 
-// Computes the tiles that ConvertMode has listed, from row-major float32 operands, which TMA
-// rounds to TF32. (A transposed weight was copied to row-major before.) TF32 has float32's range,
-// so nothing is scaled.
+// Both operands are row-major float32, which TMA rounds to TF32. Nothing is scaled.
 using RedoMode = ModeOf<ModeKind::kRedo, ptx::Tf32, float>;
 
 // ----- arguments
@@ -151,14 +141,14 @@ struct WeightConversion {
   unsigned* row_subnormals;  // [N]
   int k_tiles;               // how many K has
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
-  // a time. Both numbers are for the first tiles of x (the first band of TileOrder): each tile of
-  // the weight is used for the first time there, and must be converted by then.
+  // a time, in the first band of TileOrder. There, each tile of the weight is used for the first
+  // time, and must be converted by then.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };
 
 // The tiles to compute again, by their numbers in TileOrder. ConvertMode writes the list, and
-// RedoMode, which runs after it, reads it.
+// RedoMode reads it.
 struct RedoList {
   unsigned* count;      // 0 at first
   unsigned* is_listed;  // [all tiles], 0 at first
@@ -171,10 +161,8 @@ struct RedoList {
   }
 };
 
-// The kernel's arguments.
 template <typename Mode>
 struct OneProductArguments {
-  // Elements of K in a k-tile: 64 of 16-bit types, 32 of TF32.
   static constexpr int kKTileDepth = OneProductConfig::kRowBytes / sizeof(typename Mode::Element);
 
   Epilogue<typename Mode::Out> epilogue;
@@ -188,15 +176,14 @@ struct OneProductArguments {
 
   __device__ int k_tiles() const { return (k + kKTileDepth - 1) / kKTileDepth; }
 
-  // The number of tiles. With C clusters, cluster c has the tiles with the indices c, c + C,
-  // c + 2 C and so on. (In ConvertMode it leaves out those of a row of x with kNeedsTf32.)
+  // The number of tiles, also of those that ConvertMode leaves out.
   __device__ int tile_count() const {
     return Mode::kIsRedo ? static_cast<int>(*redo.count) : tile_order.count();
   }
 
-  // The tile with this index. In ConvertMode, neighbouring clusters share a tile of the weight
-  // (tile_order.cuh), and the converters use the same order. In half types they share a tile of x
-  // (find_along_n), which takes slightly less time.
+  // The tile with this index. In ConvertMode, neighbouring clusters share a tile of the weight, and
+  // the converters use the same order. In half types they share a tile of x, which takes slightly
+  // less time.
   __device__ TilePosition tile_at(int index) const {
     if constexpr (Mode::kIsRedo) {
       return tile_order.find(redo.tiles[index]);
@@ -210,14 +197,14 @@ struct OneProductArguments {
 
 // ----- blocks and warpgroups of a tile
 
-// Returns which panel of the weight a block multiplies for a tile. A panel is 128 rows
-// (OneProductConfig::kBlockWeightRows). `rank` is the block's number in its cluster.
+// Returns which panel of the weight, kBlockWeightRows rows, block `rank` of a cluster multiplies
+// for a tile.
 __device__ inline int weight_panel(const TilePosition& tile, int rank) {
   return tile.weight_tile * BlockConfig::kClusterSize + rank;
 }
 
-// The part of a tile that a consumer warpgroup computes: kTileRows rows of x, from first_m on, by
-// kWarpgroupWeightRows rows of the weight, from first_n on.
+// The part of a tile that a consumer warpgroup computes: kTileRows rows of x by
+// kWarpgroupWeightRows rows of the weight.
 struct WarpgroupTile {
   int first_m;
   int first_n;

@@ -2,9 +2,8 @@
 // global memory, just ahead of the TMA loads of the same kernel. This file decides which warp
 // converts which part of the weight, and when; converter_patch.cuh converts the part:
 //
-//   1. A converter warp takes the next patch of the weight (32 rows x 256 of K). The warps of all
-//      blocks take patches from one counter, in the order in which the clusters need them
-//      (PatchOrder).
+//   1. A converter warp takes the next patch of the weight. The warps of all blocks take patches
+//      from one counter, in the order in which the clusters need them (PatchOrder).
 //   2. It waits until the patch is needed soon (wait_for_producer). Otherwise L2 might evict the
 //      fp16 weight before it is read.
 //   3. It converts the patch, and tells the producers so (publish).
@@ -12,8 +11,8 @@
 // A producer waits before it loads a k-tile that is not converted (wait_converted). The end of this
 // file shows that no warp waits forever.
 //
-// Why in this kernel: a pass of its own would write the fp16 weight to memory, and the GEMM would
-// read it back. Here the GEMM reads it from L2, and the warps that convert would be idle otherwise.
+// A pass of its own would write the fp16 weight to memory, and the GEMM would read it back. Here
+// the GEMM reads it from L2, and the warps that convert would be idle otherwise.
 //
 // The parts of the weight [N, K], in rows x elements of K:
 //
@@ -32,13 +31,12 @@
 //                       converted. The producer loads the panel's k-tile when the count is 4.
 //   producer_k_tile     The latest k-tile that this block's producer has begun, counted over all of
 //                       its tiles. The block's converter warps wait for it.
-//   row_subnormals      [n]: how many subnormals row n has, each k-tile's count scaled as if the
-//                       k-tile had no zeros (converter_subnormals.cuh). Only converter warps use
-//                       it.
+//   row_subnormals      [n]: the scaled count of row n (converter_subnormals.cuh). Only converter
+//                       warps use it.
 //
-// Memory ordering. Only the counter converted_patches announces that other data has been written:
-// hi, the fp16 weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy)
-// reads it, so a release and an acquire are not enough. Both sides also have a proxy fence:
+// Memory ordering. Only converted_patches announces that other data has been written: hi, the fp16
+// weight. Ordinary stores (PTX's generic proxy) write hi and TMA (the async proxy) reads it, so a
+// release and an acquire are not enough. Both sides also have a proxy fence:
 //
 //   converter (publish)         each lane: store hi, fence.proxy.async
 //                               __syncwarp
@@ -77,16 +75,14 @@ namespace kernels::sm90::gemm_one_product {
 //     648 = 5 * 120 + 48, so its patch column is 5 and its patch row is 136 + 48 = 184.
 //     These are k-tiles 20 to 23, and rows 184 * 32 = 5888 to 5919, of weight tile 184 / 8 = 23.
 //
-// The next picture shows when patch 5000 is converted, and when patch 1408 of turn 0 (k-tiles 40 to
-// 43 of weight tile 6). Cluster 26 multiplies weight tile 6 and then weight tile 23. Its k-tiles
-// are counted over both tiles:
+// The next picture shows when patch 5000 is needed (Patch::first_k_tile_of_use), and patch 1408 of
+// turn 0 (k-tiles 40 to 43 of weight tile 6). A warp may begin a patch kLead = 24 k-tiles earlier.
+// Cluster 26 multiplies weight tile 6 and then weight tile 23. Its k-tiles are counted over both:
 //
 //   k-tile          0        16          40                    124  128        148              255
 //   weight tile     6 --------------------------------------------- 23 ---------------------------
 //   patch 1408               may begin   needed
 //   patch 5000                                                 may begin       needed
-//
-// "Needed" is Patch::first_k_tile_of_use. A warp may begin the patch kLead = 24 k-tiles earlier.
 struct PatchOrder {
   const WeightConversion& conversion;
   int patch_columns;
@@ -94,7 +90,6 @@ struct PatchOrder {
   int patch_rows_of_turn;  // the last turn may have fewer
   int clusters;
 
-  // `weight_tiles` are those of the whole weight, and `clusters` those of the grid.
   __device__ PatchOrder(const WeightConversion& conversion, int weight_tiles, int clusters)
       : conversion(conversion), clusters(clusters) {
     constexpr int kPatchRowsOfTile = BlockConfig::kClusterSize * ConverterConfig::kPatchesPerPanel;
@@ -121,11 +116,9 @@ struct PatchOrder {
   }
 
   // Returns how many k-tiles a cluster multiplies, at least, before it needs this k-tile of a
-  // weight tile of the turn.
-  //
-  // In the example above, for patch 5000: 17 * 4 = 68 tiles of out come before turn 1. A cluster
-  // has multiplied 68 / 66 = 1 of them, which is 128 k-tiles. (The division rounds down, so that no
-  // conversion is late.) It first needs the patch at its k-tile 128 + 20 = 148.
+  // weight tile of the turn. For patch 5000 above: 17 * 4 = 68 tiles of out come before turn 1. A
+  // cluster has multiplied 68 / 66 = 1 of them, which is 128 k-tiles. (The division rounds down, so
+  // that no conversion is late.) It first needs the patch at its k-tile 128 + 20 = 148.
   __device__ __forceinline__ int first_k_tile_of_use(int turn, int k_tile) const {
     const int tiles_before = turn * conversion.weight_tiles_at_once * conversion.x_tiles_at_once;
     const int tiles_of_cluster = tiles_before / clusters;
@@ -133,15 +126,15 @@ struct PatchOrder {
   }
 };
 
-// Takes the next patch. Returns the patch's number to lane 0, and 0 to the other lanes. All lanes
-// of a warp call it.
+// Takes the next patch. Returns its number to lane 0, and 0 to the other lanes. All lanes of a warp
+// call it.
 __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversion) {
   return threadIdx.x % 32 == 0 ? atomicAdd(conversion.next_patch, 1u) : 0;
 }
 
 // Waits until this block's producer has begun a k-tile that is at most kLead k-tiles before the
-// patch's first use. In the example above: k-tile 148 - 24 = 124. (The patch may be for another
-// cluster, but all clusters are at about the same k-tile.) All lanes of a warp call it.
+// patch's first use. (The patch may be for another cluster, but all clusters are at about the same
+// k-tile.) All lanes of a warp call it.
 __device__ __forceinline__ void wait_for_producer(const Patch& patch, int* producer_k_tile) {
   if (threadIdx.x % 32 == 0) {
     while (atomicAdd(producer_k_tile, 0) + ConverterConfig::kLead < patch.first_k_tile_of_use) {
@@ -151,8 +144,7 @@ __device__ __forceinline__ void wait_for_producer(const Patch& patch, int* produ
   __syncwarp();
 }
 
-// Tells the producers that a patch is converted: see "Memory ordering" at the top. All lanes of a
-// warp call it.
+// Tells the producers that a patch is converted ("Memory ordering"). All lanes of a warp call it.
 __device__ __forceinline__ void publish(const WeightConversion& conversion, const Patch& patch) {
   const int lane = threadIdx.x % 32;
   ptx::fence_proxy_async_global();
@@ -164,16 +156,14 @@ __device__ __forceinline__ void publish(const WeightConversion& conversion, cons
   }
 }
 
-// The memory and the barrier of one converter warp, and the counter of its block's producer.
 struct ConverterWarp {
   PieceRing& ring;       // the warp's part of shared memory
   int barrier;           // a named barrier for its lanes
   int* producer_k_tile;  // see the counters at the top
 };
 
-// Converts patches until none is left. Each converter warp calls it. The warps of all blocks take
-// patches from one counter, so a warp mostly converts what other blocks multiply. `k` is K.
-// is_needed() returns whether any tile reads the fp16 weight. All blocks get the same answer.
+// Converts patches until none is left. Each converter warp calls it. is_needed() returns whether
+// any tile reads the fp16 weight. All blocks get the same answer.
 template <typename Layout, typename IsNeeded>
 __device__ void convert_weight(const PatchOrder& order, int64_t k, const ConverterWarp& warp,
                                const IsNeeded& is_needed) {
@@ -182,7 +172,7 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
   const unsigned first_number = take_patch(conversion);
   // The atomic operation above and the loads of is_needed are in flight at the same time. A variant
   // that converts the first patch before it calls is_needed was slower (docs/EXPERIMENTS.md,
-  // "Hopper's products", under "At `high` and in half types").
+  // "Hopper's products", "At `high` and in half types").
   if (!is_needed()) return;
   unsigned number = __shfl_sync(0xffffffff, first_number, 0);
   while (number < patches) {
@@ -195,9 +185,9 @@ __device__ void convert_weight(const PatchOrder& order, int64_t k, const Convert
   }
 }
 
-// Waits until a panel is converted at a k-tile. Lane i looks at k-tile k_tile + i. Returns how many
-// successive k-tiles, from k_tile on, are converted: 1 to 32. The producer asks again only after
-// these. All lanes of the producer warp call it.
+// Waits until a panel is converted at k_tile. Returns how many successive k-tiles, from k_tile on,
+// are converted: 1 to 32, one for each lane. The producer asks again only after these. All lanes of
+// the producer warp call it.
 __device__ inline int wait_converted(const WeightConversion& conversion, int panel, int k_tile) {
   const int own_k_tile = k_tile + threadIdx.x % 32;
   const unsigned* const converted =
@@ -224,13 +214,12 @@ __device__ inline int wait_converted(const WeightConversion& conversion, int pan
 // first_k_tile_of_use. Points 1 to 4 show that P will be converted, then the next patch, and so on
 // until all are. (If no tile reads the fp16 weight, nobody converts it, and nobody waits for it.)
 //
-//   1. Every cluster's k-tiles before U are converted (counted over its tiles, as in the picture of
-//      PatchOrder). A k-tile needs only patches whose first_k_tile_of_use is not after it. Patches
-//      are sorted by first_k_tile_of_use, so those that are needed before U come before P.
-//
-//      Why they are sorted: in a turn, first_k_tile_of_use grows with the patch column. The next
-//      turn begins at least k_tiles later, because a turn has at least one tile of out for each
-//      cluster (weight_tiles_at_once is rounded up).
+//   1. Every cluster's k-tiles before U are converted (counted over its tiles). A k-tile needs only
+//      patches whose first_k_tile_of_use is not after it, and patches are sorted by
+//      first_k_tile_of_use, so the patches that are needed before U come before P. They are
+//      sorted because first_k_tile_of_use grows with the patch column in a turn, and the next turn
+//      begins at least k_tiles later: a turn has at least one tile of out for each cluster
+//      (weight_tiles_at_once is rounded up).
 //
 //   2. So each producer loads all of its k-tiles before U. The stage that it waits for becomes
 //      empty, because it holds an earlier k-tile: both producers of the cluster load that one, and

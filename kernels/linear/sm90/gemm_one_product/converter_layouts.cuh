@@ -1,9 +1,8 @@
-// The pieces of a patch (32 rows x 4 k-tiles of the weight, converter.cuh), and which of their
-// elements a lane of a converter warp loads and converts. There is one struct for each layout of
-// the weight in memory: RowMajor and Transposed.
+// The pieces of a patch (converter.cuh), and which of their elements a lane of a converter warp
+// loads and converts. There is one struct for each layout of the weight in memory: RowMajor and
+// Transposed.
 //
-//   piece   a sixteenth of a patch, which the warp loads to shared memory at a time:
-//           8 rows x 64 of K if the weight is row-major, 32 rows x 16 of K if it is transposed
+//   piece   a sixteenth of a patch, which the warp loads to shared memory at a time
 //   octet   1 row x 8 of K, which a lane converts at a time; each lane has two octets of a piece
 
 #pragma once
@@ -39,8 +38,7 @@ struct ConverterConfig {
   static constexpr int kPiecesPerKTile = 4;
   static constexpr int kPiecesPerPatch = kPatchKTiles * kPiecesPerKTile;
   // Pieces of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
-  // takes 1% more time (docs/EXPERIMENTS.md, "Hopper's products", under "At `high` and in half
-  // types").
+  // takes 1% more time (docs/EXPERIMENTS.md, "Hopper's products", "At `high` and in half types").
   static constexpr int kRowMajorPieceRows = 8;
   static constexpr int kTransposedPieceDepth = 16;
   static constexpr int kBuffers = 4;  // pieces of a warp in shared memory: 1 in use, 3 in flight
@@ -48,9 +46,8 @@ struct ConverterConfig {
   static constexpr int kCopiesPerPiece = 4;
   static constexpr int kOctetsPerPiece = 2;  // a lane converts two octets of each piece
 
-  // The number of k-tiles that a conversion may run ahead of the producer of its block. Further
-  // ahead, L2 might evict hi before TMA reads it: with 48 k-tiles the kernel takes 1% longer
-  // (the same section of docs/EXPERIMENTS.md).
+  // How many k-tiles a conversion may run ahead of the producer of its block. With 48 k-tiles the
+  // kernel takes 1% longer (the same section of docs/EXPERIMENTS.md).
   static constexpr int kLead = 24;
 
   static_assert(kPiecesPerKTile * kRowMajorPieceRows == kPatchRows,
@@ -66,12 +63,10 @@ struct ConverterConfig {
   static_assert(kPiecesPerPatch <= 32, "a 32-bit word has a bit for each piece of a patch");
 };
 
-// 32 rows x 4 k-tiles of the weight.
 struct Patch {
   int64_t first_n;
   int first_k_tile;
-  // The least number of k-tiles that a cluster multiplies before it needs the patch. Those of all
-  // its tiles count (PatchOrder).
+  // The least number of k-tiles that a cluster multiplies before it needs the patch (PatchOrder).
   int first_k_tile_of_use;
 };
 
@@ -83,17 +78,15 @@ struct Piece {
   __host__ __device__ constexpr int number() const { return first_of_k_tile + part; }
 };
 
-// The shared memory of the converter warps: each has a ring of buffers for one piece each. A buffer
-// has a float4 for each copy of each lane.
+// The shared memory of the converter warps. A buffer has a float4 for each copy of each lane.
 using PieceBuffer = float4[ConverterConfig::kCopiesPerPiece][32];
 using PieceRing = PieceBuffer[ConverterConfig::kBuffers];
 using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 
 // ----- which elements a lane loads and converts
 //
-// Most floats of the octets that a lane converts were loaded by other lanes. The structs RowMajor
-// and Transposed compute which ones. Callers use the same members of both, and comments
-// in RowMajor explain them.
+// Most floats of the octets that a lane converts were loaded by other lanes. Callers use the same
+// members of RowMajor and Transposed, and comments in RowMajor explain them.
 
 // From where a lane loads a patch.
 struct LaneSource {
@@ -174,9 +167,8 @@ struct RowMajor {
     *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
-  // Returns the row-major pieces that share elements with `piece`, as a bit mask: bit 9 is for p9.
-  // (Row-major pieces are the pieces of a row-major weight. The subnormals of both layouts are
-  // counted in them: converter_subnormals.cuh.)
+  // Returns the pieces of a row-major weight that share elements with `piece`, as a bit mask: bit 9
+  // is for p9. (The subnormals of both layouts are counted in them: converter_subnormals.cuh.)
   __host__ __device__ static constexpr uint32_t row_major_pieces(Piece piece) {
     return 1u << piece.number();
   }
@@ -196,9 +188,9 @@ static_assert(RowMajor::place(/*lane=*/27, /*part=*/1, /*octet=*/1) == OctetPlac
 //   k 4        0      1  ...        7
 //   ...
 //
-// Bank conflicts. While lanes 0 - 15 read 16 rows of one k, lanes 16 - 31 read the same rows of
-// k + 8. These would be 8 * 32 floats further, in the same 16 of the 32 banks. So from k = 8 on,
-// the buffer has rows 16 - 31 before rows 0 - 15.
+// To avoid bank conflicts, the buffer has rows 16 - 31 before rows 0 - 15 from k = 8 on. While
+// lanes 0 - 15 read 16 rows of one k, lanes 16 - 31 read the same rows of k + 8, which would
+// otherwise be 8 * 32 floats further, in the same 16 of the 32 banks.
 struct Transposed {
   static constexpr bool kIsTransposed = true;
 
@@ -228,9 +220,8 @@ struct Transposed {
     }
   }
 
-  // The buffer's float with which an octet of the lane begins. Lanes 0 to 15 have k = 0 to 7 of the
-  // piece, the others k = 8 to 15, where the halves of the rows are swapped. Example: octet 1 of
-  // lane 27 is row 27, k = 8 to 15. Row 27 is there at the place of row 11.
+  // The buffer's float with which an octet of the lane begins. Example: octet 1 of lane 27 is row
+  // 27, k = 8 to 15. Row 27 is there at the place of row 11, because the halves are swapped.
   __host__ __device__ static constexpr int first_float(int lane, int octet) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;

@@ -1,20 +1,16 @@
-// Converts one patch of the float32 weight to scaled fp16: 32 rows x 4 k-tiles
-// (converter_layouts.cuh). A converter warp of gemm_one_product_kernel calls convert_patch for each
-// patch that it takes (converter.cuh).
+// Converts one patch of the float32 weight to scaled fp16 (converter_layouts.cuh). A converter warp
+// of gemm_one_product_kernel calls convert_patch for each patch that it takes (converter.cuh).
 //
 //   source     [N, K] float32, row-major, or its transpose [K, N]
-//   exponent   [N] int, of each row of the weight
+//   exponent   [N] int, of each row of the weight, from split_x_kernel
 //   hi         [k-tile][N][64] fp16
 //
 // All three are members of WeightConversion::weight. For each n and each k < K,
 //
 //   hi[k / 64][n][k % 64] = source[n][k] * 2^exponent[n], rounded to nearest
 //
-// and hi is 0 for k >= K. The previous kernel, split_x_kernel, has found the exponents from a
-// sample of each row.
-//
-// If too many elements of a row are subnormal in fp16, the row needs TF32. The warp also counts
-// them, and then replaces one element of the row by infinity (converter_subnormals.cuh).
+// and hi is 0 for k >= K. The warp also counts elements that are subnormal in fp16, and marks rows
+// with too many (converter_subnormals.cuh).
 //
 // The call tree:
 //
@@ -76,8 +72,7 @@ struct PieceLoader {
   // racecheck reports hazards between copies and reads.
   int barrier;
 
-  // Starts to load the piece with this number. Past the last piece, it commits an empty group, as
-  // wait counts groups.
+  // Starts to load a piece. Past the last one, commits an empty group, as wait counts groups.
   __device__ __forceinline__ void start(int number) const {
     if (number < ConverterConfig::kPiecesPerPatch) {
       Layout::load(ring[number % ConverterConfig::kBuffers], source, number, lane);
@@ -95,12 +90,8 @@ struct PieceLoader {
 };
 
 // Converts the lane's octets of a piece, and stores them to hi. Returns whether an element is
-// subnormal.
-//
-//   buffer     the piece in shared memory
-//   part       which of its k-tile's pieces it is, 0 to 3
-//   scale      the factors of the lane's rows (load_scales)
-//   target     where the lane's octet 0 of the k-tile's first piece goes
+// subnormal. `scale` has the factors of the lane's rows. The lane's octet 0 of the k-tile's first
+// piece goes to `target`.
 template <typename Layout>
 __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane, int part,
                                               const float (&scale)[Layout::kRows], __half* target) {
@@ -110,17 +101,15 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
     const OctetPlace place = Layout::place(lane, part, octet);
-    // The distance from `target`, the lane's octet 0 of part 0, is equal for all lanes. It is
-    // computed for lane 0, whose octet 0 of part 0 has the offset 0, so that it is a constant for
-    // the compiler.
+    // The distance from `target` is equal for all lanes. It is computed for lane 0, whose `target`
+    // has the offset 0, so that it is a constant for the compiler.
     const int distance = Layout::place(/*lane=*/0, part, octet).offset();
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.lane_row], &probe);
   }
   return probe.has_found();
 }
 
-// Loads the factors of the lane's rows in a patch. The lane's first kRows octets are in different
-// rows, and these are all of its rows.
+// Loads the factors of the lane's rows in a patch: those of its first kRows octets.
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
                                             int lane, float (&scale)[Layout::kRows]) {
@@ -133,8 +122,8 @@ __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, i
   }
 }
 
-// Converts a patch that is inside the weight. Returns whether it has counted subnormals. Layout is
-// RowMajor or Transposed. All lanes of a warp call it, and meet at `barrier`.
+// Converts a patch that is inside the weight. Returns whether it has counted subnormals. All lanes
+// of a warp call it, and meet at `barrier`.
 template <typename Layout>
 __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conversion,
                                                     const Patch& patch, PieceRing& ring,
@@ -155,8 +144,7 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
 
 #pragma unroll
   for (int number = 0; number < Loader::kInFlight; ++number) loader.start(number);
-  // The row-major pieces that share elements with the pieces in which this lane has found
-  // subnormals. Bit 9 is for p9.
+  // The row-major pieces to count: this lane has found subnormals in their elements.
   uint32_t found_pieces = 0;
 #pragma unroll 1
   for (int first_of_k_tile = 0; first_of_k_tile < ConverterConfig::kPiecesPerPatch;
@@ -190,10 +178,10 @@ __device__ __forceinline__ void load_edge_octet(const split::Float32Matrix& weig
   }
 }
 
-// Converts a patch at the edge of the weight, where some rows or some of K do not exist. Uses no
-// shared memory. Eight lanes share a row, with an octet each, so the warp converts four rows of one
-// k-tile at a time. lane_first_n is the lane's first row. `k` is K. Returns whether it has counted
-// subnormals. All lanes of a warp call it.
+// Converts a patch at the edge of the weight, where some rows or some of K do not exist. Eight
+// lanes share a row, with an octet each, so the warp converts four rows of one k-tile at a time.
+// lane_first_n is the lane's first row. `k` is K. Returns whether it has counted subnormals. All
+// lanes of a warp call it.
 template <typename Layout>
 __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k,
                                    int64_t lane_first_n, int first_k_tile) {
@@ -226,8 +214,8 @@ __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k
   return any_counted;
 }
 
-// Converts a patch, and marks its rows that have too many subnormals. `k` is K. All lanes of a warp
-// call it, and meet at `barrier`.
+// Converts a patch, and marks its rows that have too many subnormals. All lanes of a warp call it,
+// and meet at `barrier`.
 template <typename Layout>
 __device__ __forceinline__ void convert_patch(const WeightConversion& conversion, int64_t k,
                                               const Patch& patch, PieceRing& ring, int barrier) {

@@ -11,24 +11,21 @@
 //
 //   The count is 8. The row needs TF32, because 8 * 32 = 256 is more than 128.
 //
-// A k-tile of zeros adds nothing. An element that fp16 rounds to zero counts as a zero. The average
-// is taken over k-tiles because a warp knows the nonzeros of a k-tile, but not those of the row.
-// (If K is no multiple of 64, the rule is slightly stricter: zeros fill the last k-tile up, so it
-// counts as 64 elements, but K does not include these zeros.)
+// An element that fp16 rounds to zero counts as a zero. The average is taken over k-tiles because a
+// warp knows the nonzeros of a k-tile, but not those of the row. (If K is no multiple of 64, the
+// rule is slightly stricter: the last k-tile, which zeros fill up, counts as 64 elements.)
 //
 // The steps of a warp:
 //
 //   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
-//   count_found_pieces   counts them in a second pass, where pieces have some. Counting everywhere
-//                        would slow the conversion down.
-//                        (convert_edge_patch has no second pass: it counts octets as soon as the
-//                        probe has found subnormals.)
-//   mark_row_for_tf32    puts an infinity into a row whose count is too large. The row's tiles are
-//                        then computed again (kernel.cuh).
+//   count_found_pieces   counts them in a second pass, where pieces have some, because counting
+//                        everywhere would slow the conversion down. (convert_edge_patch counts
+//                        octets at once.)
+//   mark_row_for_tf32    puts an infinity into a row whose count is too large, so that the row's
+//                        tiles are computed again (kernel.cuh)
 //
-// The second pass needs whole rows of a k-tile. So it counts in row-major pieces: the pieces that a
-// row-major weight has (converter_layouts.cuh), 8 rows x 64 of K. If a piece has subnormals, they
-// are counted in all row-major pieces that share elements with it:
+// The second pass needs whole rows of a k-tile. So it counts in the pieces that a row-major weight
+// has (converter_layouts.cuh), in all of those that share elements with a piece with subnormals:
 //
 //   piece with subnormals                                         row-major pieces
 //   p9 of a row-major weight     8 rows x 64 of K in k-tile 2     p9
@@ -48,10 +45,9 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// Notices whether elements of hi are subnormal. It holds two unsigned 16-bit numbers, one for
-// elements with even and one for elements with odd index. They begin as 0x03ff. An element lowers
-// the number of its parity to (its magnitude bits - 1) if that is smaller, which is so only for
-// subnormals:
+// Notices whether elements of hi are subnormal. A probe has two unsigned 16-bit numbers, one for
+// elements with even and one for those with odd index, which begin as 0x03ff. An element lowers the
+// number of its parity to (its magnitude bits - 1) if that is smaller: only a subnormal does so.
 //
 //   element     magnitude bits    - 1               lowers the number
 //   zero        0x0000            0xffff (wraps)    no
@@ -65,7 +61,6 @@ struct SubnormalProbe {
   __device__ void add(uint32_t pair) {
     constexpr uint32_t kMagnitudeBits = 0x7fff7fff;
     constexpr uint32_t kMinusOne = 0xffffffff;  // in both numbers
-    // Adds kMinusOne to the bits, and takes the minimum of the sum and `numbers`.
     numbers = __viaddmin_u16x2(pair & kMagnitudeBits, kMinusOne, numbers);
   }
 
@@ -94,7 +89,7 @@ __device__ inline ElementCounts count_elements(const uint4& octet) {
   return counts;
 }
 
-// Returns what a k-tile adds to its row's count: see the top of this file.
+// Returns what a k-tile adds to its row's count.
 __host__ __device__ constexpr unsigned scaled_subnormals(unsigned subnormals, unsigned nonzeros) {
   return subnormals * ConverterConfig::kKTileDepth / nonzeros;
 }
@@ -106,8 +101,7 @@ static_assert(scaled_subnormals(/*subnormals=*/4, /*nonzeros=*/32) == 8,
 __device__ inline void count_subnormals(const WeightConversion& conversion, int64_t n,
                                         const uint4& octet) {
   const ElementCounts own = count_elements(octet);
-  // `even` has the nonzeros (.x) and normals (.y) of the lane's elements with even index, and `odd`
-  // those of the others.
+  // The nonzeros (.x) and normals (.y) of the lane's elements with even and with odd index.
   const __half2 even = __lows2half2(own.nonzeros, own.normals);
   const __half2 odd = __highs2half2(own.nonzeros, own.normals);
   __half2 counts = __hadd2(even, odd);  // of the lane; after the loop, of all eight lanes
@@ -124,9 +118,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
 }
 
 // Counts the subnormals of some row-major pieces of a patch, which it reads back from hi. Bit 9 of
-// `pieces` is for p9.
-//
-// Eight lanes have a row, so a warp reads four rows at a time:
+// `pieces` is for p9. A warp reads four rows at a time:
 //
 //   lanes             0 - 7   8 - 15   16 - 23   24 - 31
 //   rows of a piece   0, 4    1, 5     2, 6      3, 7
@@ -161,24 +153,23 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   }
 }
 
-// Counts the subnormals of the row-major pieces that any lane has in its `found_pieces`, where bit
-// 9 is for p9. Returns whether it has counted any. All lanes of a warp call it.
+// Counts the subnormals of the row-major pieces that any lane has in its `found_pieces`. Returns
+// whether it has counted any. All lanes of a warp call it.
 template <typename Layout>
 __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
                                                    const Patch& patch, uint32_t found_pieces) {
   const uint32_t pieces = __reduce_or_sync(0xffffffff, found_pieces);
   const bool has_found = pieces != 0;
-  // In count_pieces, a lane reads octets that it has written itself if the weight is row-major, and
-  // octets of other lanes if it is transposed.
+  // With a transposed weight, a lane reads octets in count_pieces that other lanes have written.
   if (Layout::kIsTransposed && has_found) __syncwarp();
   count_pieces(conversion, patch, pieces);
   return has_found;
 }
 
-// Puts an infinity into row n, in `k_tile`, if too many subnormals have been counted in the row so
-// far; k is K, and k_tile is any one of the patch. No row is missed, because the patch that is the
-// last to add its count sees the whole count. Each lane calls it for a row of its own. The load is
-// an acquire, as an ordinary load might find an old count in L1.
+// Puts an infinity into row n, in `k_tile`, which is any one of the patch, if too many subnormals
+// have been counted in the row so far. No row is missed, because the patch that is the last to add
+// its count sees the whole count. Each lane calls it for a row of its own. The load is an acquire,
+// as an ordinary load might find an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t n, int k_tile) {
   const split::ScaledMatrix& weight = conversion.weight;

@@ -1,35 +1,22 @@
-// The epilogue of gemm_one_product_kernel: a consumer warpgroup adds the bias to its accumulators,
-// applies ReLU, divides, makes the mask, and stores. If the operands are float32, it first undoes
-// the scaling of their rows.
-//
-//   accumulators  64 rows of the weight (columns of out) x 256 rows of x (rows of out), float32, in
-//                 the registers of a warpgroup of 128 threads
-//   out           [M, N]
-//   mask          [M, (N + 7) / 8], or null: bit n % 8 of byte n / 8 tells whether ReLU's gradient
-//                 passes at column n
+// The epilogue of gemm_one_product_kernel: what a consumer warpgroup does with the accumulators of
+// a tile, 64 rows of the weight (columns of out) x 256 rows of x (rows of out). If the operands are
+// float32, it first undoes the scaling of their rows. linear/epilogue.cuh has the rest.
 //
 // kernel.cuh calls one of these for each tile:
 //
-//   in this file
-//     store_general     for any divisor, exponent and alignment
-//     store_fast        float32: call_is_fast (linear/epilogue.cuh), and small exponents
+//   store_general     for any divisor, exponent and alignment
+//   store_fast        float32: call_is_fast (linear/epilogue.cuh), and small exponents
+//   store_fast        half types: call_is_fast (epilogue_half_types.cuh)
+//   PackedGradient    half types without an epilogue: out is [N, M] (epilogue_gradient.cuh)
 //
-//   in epilogue_half_types.cuh
-//     store_fast        half types: call_is_fast
+// A thread's neighbouring accumulators are in one column of out (sm90/fragment.cuh), but a store
+// needs neighbours in a row. So they are transposed through shared memory (shared_memory.cuh): in
+// this file, a subtile of two row blocks at a time. The accumulators of a gradient are already in
+// the order of its out.
 //
-//   in epilogue_gradient.cuh
-//     PackedGradient    half types without an epilogue: out is [N, M]
-//
-// sm90/fragment.cuh says which thread has which accumulators. A thread's neighbouring accumulators
-// are in one column of out, but a store needs neighbours in a row. So they are transposed through
-// shared memory: in this file, a subtile (two row blocks) at a time. (The accumulators of a
-// gradient are already in the order of its out, [N, M].) shared_memory.cuh has this memory, and
-// epilogue_inputs.cuh the bias and the exponents.
-//
-// Why the fast epilogues are fast: they write whole cache lines of out, 16 bytes by each thread,
-// and mark them as not to be kept in L2, which is for x and the weight. If each warp stores its own
-// 16 columns instead of whole cache lines, half types take 5% more time and float32 2%
-// (docs/EXPERIMENTS.md, "Hopper's products").
+// The fast epilogues write whole cache lines of out, 16 bytes by each thread, and mark them as not
+// to be kept in L2, which is for x and the weight. If each warp stores its own 16 columns instead,
+// half types take 5% more time and float32 2% (docs/EXPERIMENTS.md, "Hopper's products").
 
 #pragma once
 
@@ -53,19 +40,16 @@ namespace kernels::sm90::gemm_one_product {
 
 // Multiplies an accumulator by 2^-exponent of its row of x, and of its row of the weight. The
 // product of these two factors may overflow or underflow, so they are applied one after the other,
-// the smaller one first:
-//
-//   overflow    A multiplication overflows only if the result does.
-//   underflow   If the product with the smaller factor is subnormal, it is rounded, by at most
-//               2^-150. This factor is 2^-126 or more (kMaxExponentWithoutLo). So the rounding
-//               counts as an error of the accumulator of at most 2^-150 / 2^-126 = 2^-24. That is
-//               less than rounding x to fp16 may cost: the largest scaled x is 2^14 or more, so its
-//               error can be 2^3. Times the smallest fp16 weight but 0, 2^-24, this is 2^-21.
+// the smaller one first. Then a multiplication overflows only if the result does. If the product
+// with the smaller factor, which is 2^-126 or more (kMaxExponentWithoutLo), is subnormal, it is
+// rounded by at most 2^-150. This counts as an error of the accumulator of at most 2^-150 / 2^-126
+// = 2^-24. Rounding x to fp16 may cost more: the largest scaled x is 2^14 or more, so its error can
+// be 2^3. Times the smallest fp16 weight but 0, 2^-24, this is 2^-21.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
 
-// The general epilogue, one subtile at a time. All threads of the warpgroup call it.
+// The general epilogue. All threads of the warpgroup call it.
 template <typename T>
 __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                               const float (&accumulators)[OneProductConfig::kAccumulators],
@@ -108,14 +92,12 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
 
 // ----- the fast epilogue of float32
 
-// Returns the rule of the fast epilogue of float32. Without a mask, N must be a multiple of 4,
-// because RowCursor stores four columns of a row at once, as a vector of 16 bytes. With a mask, N
-// must be a multiple of 8, so that a row has whole bytes of the mask.
+// Returns the rule of the fast epilogue of float32: N is a multiple of 4, because RowCursor stores
+// vectors of 16 bytes, and with a mask of 8, so that a row has whole bytes of the mask.
 inline FastEpilogueRule fast_epilogue_rule_of_float32(const LinearArguments& call) {
   return {/*alignment=*/call.mask != nullptr ? 8 : 4};
 }
 
-// The inputs of four neighbouring columns.
 struct FourColumns {
   float weight_unscale[4];
   float bias[4];
@@ -130,8 +112,7 @@ struct FourColumns {
   }
 };
 
-// Makes results from four accumulators of a row, v. Returns their bits of the mask, which are 0
-// without kMask.
+// Makes results from four accumulators of a row. Returns their bits of the mask; 0 without kMask.
 template <bool kMask>
 __device__ __forceinline__ uint32_t make_results_of_row(const Epilogue<float>& epilogue,
                                                         const float (&v)[4], float x_unscale,
@@ -176,8 +157,7 @@ struct RowCursor {
              make_float4(results[0], results[1], results[2], results[3]));
     }
     if constexpr (kMask) {
-      // A byte of the mask has 8 columns: an even thread's four and its odd neighbour's four. The
-      // even one stores it.
+      // An even thread's four columns and its odd neighbour's four make a byte of the mask.
       bits |= __shfl_xor_sync(0xffffffff, bits, 1) << 4;
       const bool stores_byte = exists && is_first_half;
       if (stores_byte) *mask = static_cast<uint8_t>(bits);
@@ -195,8 +175,7 @@ struct RowCursor {
 };
 
 // The fast epilogue of float32. The caller has checked that epilogue.call_is_fast, and that no
-// exponent of the tile is beyond FastEpilogueConfig::kMaxExponent. So x_unscale * weight_unscale is
-// a normal float.
+// exponent of the tile is beyond FastEpilogueConfig::kMaxExponent.
 template <bool kMask>
 __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[OneProductConfig::kAccumulators],
@@ -209,8 +188,8 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
                           warpgroup_tile.first_n + reader.column);
 #pragma unroll
   for (int subtile = 0; subtile < OneProductConfig::kSubtiles; ++subtile) {
-    // All threads must have read the previous subtile. (They have read the previous tile's last
-    // one: they have met at this barrier since, in PrefetchedInputs::store.)
+    // All threads must have read the previous subtile. (After the last one of the previous tile,
+    // they have met at this barrier in PrefetchedInputs::store.)
     if (subtile > 0) ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     copy_subtile<kSubtileRowBlocks, OneProductConfig::kRowBlockPitch>(staging_slot(staging),
                                                                       accumulators, subtile);

@@ -1,20 +1,16 @@
 // The fast epilogue of half types (float16 and bfloat16) in gemm_one_product_kernel.
 // sm90/fragment.cuh explains row blocks, column blocks, g and c, and the words of a pair.
 //
-// A thread's neighbouring results are in one column of out, but a store needs neighbours in a row.
-// So the results go through shared memory (StagedRows), 64 rows at a time, and stmatrix transposes
-// them on the way. The steps of store_fast for each part of the tile, 64 rows; those in brackets
-// are for calls with a mask:
+// The steps of store_fast for each part of the tile, 64 rows; those in brackets are for calls with
+// a mask (epilogue_half_types_mask.cuh):
 //
 //   for each pair of row blocks (16 rows):
 //     make_results_of_pair              accumulators -> results, two to a register  [and mask bits]
-//     ptx::store_matrices_transposed    results -> StagedRows, by stmatrix
+//     ptx::store_matrices_transposed    results -> StagedRows, transposed by stmatrix
 //     [stage_mask_of_pair               mask bits -> StagedRows]
 //   barrier
 //   [store_mask_rows                    mask of StagedRows -> mask]
 //   StagedRowsReader::copy_part         results of StagedRows -> out
-//
-// epilogue_half_types_mask.cuh has the steps for the mask.
 
 #pragma once
 
@@ -45,25 +41,23 @@ namespace kernels::sm90::gemm_one_product {
 //   ...
 //   row 7    v7  v6  v5  v4  v3  v2  v1  v0
 //
-// So vector v of eight successive rows, which stmatrix stores at once, is in different banks. So
-// are the eight vectors of a row, which threads read at once.
+// So vector v of eight successive rows, which stmatrix stores at once, is in different banks, and
+// so are the eight vectors of a row, which threads read at once.
 constexpr int kStagedRowBytes = 128;
 
-// Returns the distance of a part's buffer from the first buffer, in bytes. Parts use the two
-// buffers, Staging::rows, in turn.
+// Returns the distance in bytes of a part's buffer from the first one. Parts use both in turn.
 template <typename T>
 __device__ constexpr int buffer_offset_of_part(int part) {
   return part % 2 * sizeof(StagedRows<T>);
 }
 
-// A thread's results in a pair of row blocks.
 struct PairResults {
   uint32_t words[4];  // in the order of pair_word
   PairMaskBits mask_bits;
 };
 
 // Makes the results of the pair of row blocks that begins with first_row_block. `bias` is for the
-// columns g and g + 8. Without kMask, there are no mask bits.
+// columns g and g + 8.
 template <bool kMask, typename T>
 __device__ __forceinline__ void make_results_of_pair(
     const float (&accumulators)[OneProductConfig::kAccumulators], int first_row_block,
@@ -83,12 +77,11 @@ __device__ __forceinline__ void make_results_of_pair(
   }
 }
 
-// Returns the address that a lane gives to stmatrix for the first pair of row blocks of StagedRows,
-// which are at `staged_rows`. stmatrix takes from lane l the address of row l % 8 of matrix l / 8.
-// Matrix i is words[i] of all lanes, transposed: the eight rows of its row block, and the eight
-// columns of its column block (pair_word in fragment.cuh). The first two matrices are column block
-// 0. So lanes 0 - 15 give the pair's 16 rows of column block 0, and lanes 16 - 31 those of column
-// block 1.
+// Returns the address that a lane gives to stmatrix for the first pair of row blocks at
+// `staged_rows`. stmatrix takes from lane l the address of row l % 8 of matrix l / 8. Matrix i is
+// words[i] of all lanes, transposed: the eight rows of its row block, and the eight columns of its
+// column block (pair_word in fragment.cuh). So lanes 0 - 15 give the pair's 16 rows of column block
+// 0, and lanes 16 - 31 those of column block 1.
 __device__ __forceinline__ uint32_t stmatrix_address(uint32_t staged_rows, int warp, int lane) {
   const int row = lane % 16;
   const int vector = warp * 2 + lane / 16;  // a warp's 16 columns are two vectors
@@ -112,8 +105,7 @@ struct StagedRowsReader {
                               uint32_t staging, int thread) {
     const int row = thread / 8;
     const int vector = thread % 8;
-    // The swizzle. With `row` in place of thread / 8, nvcc makes other machine code than was
-    // measured.
+    // With `row` in place of thread / 8, nvcc makes other machine code than was measured.
     const int place = vector ^ (thread / 8 % 8);
     source = staging + row * kStagedRowBytes + place * kVectorBytes;
     m = warpgroup_tile.first_m + row;
@@ -121,7 +113,6 @@ struct StagedRowsReader {
     target = epilogue.out_at(m, n);
   }
 
-  // Copies the 64 rows of this part of the tile.
   __device__ __forceinline__ void copy_part(const Epilogue<T>& epilogue, int part) const {
     constexpr int kStagedRows = OneProductConfig::kStagedRows;
 #pragma unroll
@@ -136,10 +127,10 @@ struct StagedRowsReader {
   }
 };
 
-// Returns the rule of the fast epilogue of half types. Without a mask, N must be a multiple of 8,
-// because StagedRowsReader stores vectors of 16 bytes. With a mask, N must be a multiple of 64,
-// because store_mask_rows stores the bits of a warpgroup's 64 columns at once. The call must have
-// ReLU, because make_results_of_pair always applies it as it rounds to T.
+// Returns the rule of the fast epilogue of half types. N must be a multiple of 8, because
+// StagedRowsReader stores vectors of 16 bytes, and with a mask of 64, because store_mask_rows
+// stores the bits of a warpgroup's 64 columns at once. The call must have ReLU, because
+// make_results_of_pair always applies it.
 template <typename T>
 FastEpilogueRule fast_epilogue_rule_of_half_types(const LinearArguments& call) {
   const int64_t alignment =
@@ -147,9 +138,8 @@ FastEpilogueRule fast_epilogue_rule_of_half_types(const LinearArguments& call) {
   return {alignment, /*needs_relu=*/true};
 }
 
-// The fast epilogue of half types. The caller has checked epilogue.call_is_fast, so 1 / divisor is
-// a power of two here. For such calls PrefetchedInputs::store has divided the bias in `inputs`, so
-// one fma divides the product and adds the bias.
+// The fast epilogue of half types. The caller has checked epilogue.call_is_fast. For such calls
+// PrefetchedInputs::store has divided the bias, so one fma divides the product and adds the bias.
 template <bool kMask, typename T>
 __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[OneProductConfig::kAccumulators],
@@ -182,15 +172,14 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       const int offset = buffer_offset_of_part<T>(part) + pair * kPairRows * kStagedRowBytes;
       ptx::store_matrices_transposed(matrix_address + offset, results.words);
       if constexpr (kMask) {
-        // True if the lane keeps mask bits of the second row block of the pair, not of the first
-        // (stage_mask_of_pair).
+        // The lane keeps mask bits of the second row block of the pair, not of the first.
         const bool keeps_second = fragment_lane.g / 4 == 1;
         stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, warp, fragment_lane,
                            staged.mask);
       }
     }
-    // When all threads are here, they have stored these 64 rows to shared memory, and have read the
-    // previous 64, whose buffer the next ones overwrite. So one barrier is enough.
+    // All threads have now stored these 64 rows to shared memory, and have read the previous 64,
+    // whose buffer the next ones overwrite. So one barrier is enough.
     ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     if constexpr (kMask) {
       store_mask_rows(epilogue, warpgroup_tile.first_m + first_row, warpgroup_tile.first_n, thread,

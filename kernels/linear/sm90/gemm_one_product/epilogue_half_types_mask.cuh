@@ -1,10 +1,9 @@
 // The mask in the fast epilogue of half types (epilogue_half_types.cuh): from the bits of threads
 // to words in shared memory, for a pair of row blocks at a time, and from there to the mask.
 //
-// A word is a row's 16 columns of one warp (StagedMask, shared_memory.cuh): bit n is the warp's
-// column n. A row block is 8 rows. Lane 4 g + c has rows 2 c and 2 c + 1 of both row blocks of the
-// pair, but only columns g and g + 8 of the 16 (sm90/fragment.cuh). So the eight lanes with the
-// same c have the same four rows, and exchange bits. Three steps:
+// A word is a row's 16 columns of one warp: bit n is the warp's column n. Lane 4 g + c has rows 2 c
+// and 2 c + 1 of both row blocks of the pair, but only columns g and g + 8 (sm90/fragment.cuh). So
+// the eight lanes with the same c have the same four rows, and exchange bits. Three steps:
 //
 //   PairMaskBits         A lane collects its own bits: two of each of its four rows.
 //   combine_mask_words   Three exchanges, with the lanes of g ^ 4, g ^ 2 and g ^ 1. Afterwards,
@@ -40,8 +39,7 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// The mask bits of a thread's results in a pair of row blocks. bits[b] has the results of row block
-// b:
+// The mask bits of a thread's results in a pair of row blocks. bits[b] is for row block b:
 //
 //                        row 2 c    row 2 c + 1
 //   column g             bit 0      bit 16
@@ -60,9 +58,8 @@ struct PairMaskBits {
 };
 
 // Combines the mask bits of a warp (see the picture at the top). Returns the complete words of two
-// rows of a row block: row 2 c in bits 0 - 15, row 2 c + 1 in bits 16 - 31. A lane with
-// keeps_second (g >= 4) gets the pair's second row
-// block, the others the first. All lanes call it.
+// rows: row 2 c in bits 0 - 15, row 2 c + 1 in bits 16 - 31. A lane with keeps_second (g >= 4) gets
+// the pair's second row block, the others the first. All lanes call it.
 __device__ __forceinline__ uint32_t combine_mask_words(const PairMaskBits& mask_bits,
                                                        bool keeps_second, int g) {
   constexpr int kLanesOfG = 4;  // so lanes of g and g ^ i differ in 4 * i
@@ -91,8 +88,7 @@ __device__ __forceinline__ void stage_mask_word(uint32_t two_words, bool keeps_s
   if (stores_word) mask[row][warp] = static_cast<uint16_t>(two_words >> (row_of_two * 16));
 }
 
-// The two steps after PairMaskBits. keeps_second and first_row are as above. All lanes of a warp
-// call it.
+// The two steps after PairMaskBits. All lanes of a warp call it.
 __device__ __forceinline__ void stage_mask_of_pair(const PairMaskBits& mask_bits, bool keeps_second,
                                                    int first_row, int warp,
                                                    const FragmentLane& lane, StagedMask& mask) {
@@ -101,8 +97,8 @@ __device__ __forceinline__ void stage_mask_of_pair(const PairMaskBits& mask_bits
 }
 
 // Copies the mask of StagedRows to memory. It has the rows from first_m on, and the 64 columns from
-// first_n on. Thread t copies the 8 bytes of row t, if there is such a row. (With a mask, N
-// is a multiple of 64: fast_epilogue_rule_of_half_types.)
+// first_n on. Thread t copies the 8 bytes of row t. (N is a multiple of 64:
+// fast_epilogue_rule_of_half_types.)
 template <typename T>
 __device__ __forceinline__ void store_mask_rows(const Epilogue<T>& epilogue, int first_m,
                                                 int first_n, int thread, const StagedMask& mask) {

@@ -1,9 +1,6 @@
-// The inputs of gemm_one_product_kernel's epilogue (epilogue.cuh) besides the accumulators: the
-// bias, and the exponents by which rows of x and of the weight were scaled.
-//
-// A consumer warpgroup has its inputs of a tile in shared memory (EpilogueInputs). Each of its
-// threads loads a part of them to registers before the mainloop, which hides the latency, and
-// stores it to shared memory at the mainloop's end (PrefetchedInputs). Their contents:
+// The inputs of gemm_one_product_kernel's epilogue (epilogue.cuh) besides the accumulators. Each
+// thread of a consumer warpgroup loads a part of them to registers before the mainloop, which hides
+// the latency, and stores it to shared memory at the mainloop's end. Their contents:
 //
 //   mode          epilogue           bias[n]           x_unscale[m]          weight_exponent[n]
 //
@@ -12,8 +9,7 @@
 //   ConvertMode   either             bias              2^-(exponent of m)    exponent of n
 //   RedoMode      store_general      bias              1                     0
 //
-// RedoMode scales nothing. GradientMode has no epilogue, and so no inputs. For rows and columns
-// that do not exist, the bias and the exponents are 0.
+// For rows and columns that do not exist, the bias and the exponents are 0.
 
 #pragma once
 
@@ -29,11 +25,8 @@
 namespace kernels::sm90::gemm_one_product {
 
 // The inputs in shared memory; m and n count from the first ones of the warpgroup's tile. The
-// accumulator of m and n is 2^(exponent of m + exponent of n) times too large.
-//
-// The weight has exponents instead of powers of two, because ConvertMode has no shared memory left
-// for as many floats. Half types are not scaled: their two last arrays have one element, which is
-// not used.
+// weight has exponents instead of powers of two, because ConvertMode has no shared memory left for
+// as many floats. In half types, the two last arrays have one element, which is not used.
 template <typename Out>
 struct alignas(16) EpilogueInputs {
   static constexpr bool kIsScaled = std::is_same_v<Out, float>;
@@ -52,8 +45,7 @@ struct PrefetchedInputs {
       kIsScaled ? OneProductConfig::kTileRows / BlockConfig::kWarpgroupThreads : 0;
   float bias = 0;
   int weight_exponent = 0;
-  // The exponents of m = thread + 128 i. C++ has no empty arrays, so there is one element more than
-  // rows.
+  // The exponents of m = thread + 128 i, and one element more, because C++ has no empty arrays.
   int x_exponent[kXRowsPerThread + 1] = {};
   bool thread_is_fast;  // whether the call and the thread's exponents allow the fast epilogue
 
@@ -76,15 +68,14 @@ struct PrefetchedInputs {
     }
   }
 
-  // Returns whether the tile takes the fast epilogue: whether all threads of the warpgroup allow
-  // it. All of them call it, after they have read the previous tile's inputs in shared memory,
-  // which `store` may overwrite after this barrier.
+  // Returns whether all threads of the warpgroup allow the fast epilogue. All of them call it,
+  // after they have read the previous tile's inputs in shared memory, which `store` may overwrite
+  // after this barrier.
   __device__ bool tile_is_fast(int barrier) const {
     return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
   }
 
-  // Stores the thread's inputs to `inputs`. All threads of the warpgroup call it, after
-  // tile_is_fast.
+  // Stores the thread's inputs. All threads of the warpgroup call it, after tile_is_fast.
   __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast,
                         EpilogueInputs<Out>& inputs, int barrier) const {
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;

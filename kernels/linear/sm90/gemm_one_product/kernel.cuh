@@ -1,6 +1,5 @@
 // gemm_one_product: Linear -> ReLU -> divide on Hopper (sm_90a) with one tensor-core product for
-// each pair of elements. It computes the half types (float16 and bfloat16), and float32 at `high`
-// precision, which promises TF32's accuracy.
+// each pair of elements, in half types (float16 and bfloat16) and in float32 at `high` precision.
 //
 //   x [M, K], weight [N, K], bias [N], out [M, N]
 //   out[m][n] = relu(bias[n] + sum over k of x[m][k] weight[n][k]) / divisor
@@ -8,10 +7,10 @@
 // In all files of this folder, a variable m is the number of a row of x, and n that of a row of the
 // weight. So m is a row of out, and n a column; in GradientMode it is the other way round.
 //
-// launch.cuh launches gemm_one_product_kernel in one of four modes (arguments.cuh):
+// The kernel has four modes (arguments.cuh):
 //
 //   HalfMode       half types, with the epilogue
-//   GradientMode   half types, the product alone, with out [N, M] (operands: see launch.cuh)
+//   GradientMode   half types, the product alone, with out [N, M]
 //   ConvertMode    float32, rounded to fp16, which has TF32's precision but a smaller range
 //   RedoMode       float32, rounded to TF32: computes the tiles that do not fit into fp16
 //
@@ -44,48 +43,30 @@
 //     warp 8          TMA producer
 //     warps 9 - 11    converters in ConvertMode, idle in the other modes
 //
-// The parts are in these files:
+// The parts are in these files (linear_sm90.cu lists those for both GEMM kernels):
 //
-//   in this folder
-//     launch.cuh                 the launches of the kernel, and their workspace
-//     arguments.cuh              constants, modes, and the kernel's arguments
-//     shared_memory.cuh          a block's shared memory
-//     mainloop.cuh               the producer, and the products of the consumers
-//     converter.cuh              the converters, and how the producer waits for them
-//     converter_patch.cuh        how a converter converts a patch: 32 rows x 4 k-tiles of weight
-//     converter_layouts.cuh      how it loads the patch, from a weight or from its transpose
-//     converter_subnormals.cuh   which rows of the weight have too many subnormals for fp16
-//     accumulators.cuh           how accumulators pass through shared memory
-//     epilogue.cuh               how the consumers make and store the results of a tile
-//     epilogue_inputs.cuh        what they need for it: bias and exponents
-//     epilogue_half_types*.cuh   the fast epilogue of half types, and its mask
-//     epilogue_gradient.cuh      how they store a tile of a gradient
-//     kernel.cuh                 the consumers' loop over tiles, and the kernel
+//   launch.cuh                 the launches of the kernel, and their workspace
+//   arguments.cuh              constants, modes, and the kernel's arguments
+//   shared_memory.cuh          a block's shared memory
+//   mainloop.cuh               the producer, and the products of the consumers
+//   converter.cuh              the converters, and how the producer waits for them
+//   converter_patch.cuh        how a converter converts a patch: 32 rows x 4 k-tiles of weight
+//   converter_layouts.cuh      how it loads the patch, from a weight or from its transpose
+//   converter_subnormals.cuh   which rows of the weight have too many subnormals for fp16
+//   accumulators.cuh           how accumulators pass through shared memory
+//   epilogue.cuh               how the consumers make and store the results of a tile
+//   epilogue_inputs.cuh        what they need for it: bias and exponents
+//   epilogue_half_types*.cuh   the fast epilogue of half types, and its mask
+//   epilogue_gradient.cuh      how they store a tile of a gradient
+//   kernel.cuh                 the consumers' loop over tiles, and the kernel
 //
-//   in linear/sm90, for both GEMM kernels
-//     split_x.cuh                float32: the kernel before, which splits x
-//     launch_gemm.cuh            tensor maps and the launch
-//     pipeline.cuh               the shape of a block, and the ring of stages
-//     fragment.cuh               which thread has which accumulators
-//     copy_subtile.cuh           copies of accumulators to shared memory
+// ----- Tiles that are multiplied as TF32
 //
-// ----- Tiles computed in TF32
-//
-// fp16 has TF32's 11 significant bits, but a smaller range. A tile is computed in TF32 if one of
-// its rows does not fit into fp16:
-//
-//   A row of x        It has infinity or NaN, its largest element is below 2^-112 but not 0, or
-//                     many of its scaled elements are subnormal. split_x.cuh gives such a row the
-//                     exponent kNeedsTf32, and ConvertMode leaves its tiles out.
-//   A row of weight   It has infinity, NaN, an element that overflows fp16 (the row's scale comes
-//                     from a sample), or many subnormal elements. If there are many subnormals, the
-//                     converters put an infinity into the row. So in each of these cases the row's
-//                     accumulators are infinite or NaN, which the consumers notice after the
-//                     mainloop.
-//
-// ConvertMode lists these tiles in a RedoList: the producer those of such a row of x, and the
-// consumers those of such a row of the weight. A launch with RedoMode then computes the listed
-// tiles from the float32 operands, and overwrites what ConvertMode may have stored.
+// docs/DESIGN.md has the rule, under the same title. split_x.cuh gives a row of x that does not fit
+// into fp16 the exponent kNeedsTf32. ConvertMode's producer lists the tiles of such a row in a
+// RedoList, and leaves them out. Its consumers list a tile if a row of weight does not fit: they
+// find infinite or NaN accumulators after the mainloop. A launch with RedoMode then computes the
+// listed tiles, and overwrites what ConvertMode may have stored.
 //
 // ----- Why the weight is wgmma's operand A
 //
@@ -117,10 +98,9 @@
 namespace kernels::sm90::gemm_one_product {
 
 // Lists a tile to be computed again if the accumulators of this warp are not finite. x is finite
-// here, and finite fp16 operands have finite sums. So an accumulator is infinite or NaN only if the
+// here, and finite fp16 operands have finite sums. So an accumulator is infinite or NaN only if its
 // row of the weight holds infinity or NaN, and then all accumulators of that row are. The thread
-// has two rows of the weight, and tests one accumulator of each, first.x and first.z
-// (fragment.cuh).
+// tests one accumulator of each of its two rows, first.x and first.z (fragment.cuh).
 template <typename Mode>
 __device__ __forceinline__ void list_if_not_finite(
     const OneProductArguments<Mode>& args, int index,
@@ -131,7 +111,7 @@ __device__ __forceinline__ void list_if_not_finite(
   if (!warp_is_finite && threadIdx.x % 32 == 0) args.redo.add(index);
 }
 
-// A consumer warpgroup of all modes but GradientMode: mainloop and epilogue, tile by tile.
+// A consumer warpgroup of all modes but GradientMode.
 template <typename Mode>
 __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& args,
                                              const OneProductPipeline& pipeline,
@@ -148,14 +128,13 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
     const WarpgroupTile warpgroup_tile = consumer.warpgroup_tile_of(tile);
     const PrefetchedInputs<Mode> prefetched(args, warpgroup_tile);
 
-    // Mainloop. The epilogue's inputs are stored while the last products run.
+    // The epilogue's inputs are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile)
       consumer.multiply_next_k_tile(accumulators, k_tile);
     const bool tile_is_fast = prefetched.tile_is_fast(memory.barrier);
     prefetched.store(args.epilogue, tile_is_fast, memory.inputs, memory.barrier);
     consumer.complete();
 
-    // Epilogue.
     if constexpr (Mode::kConvertsWeight) list_if_not_finite(args, index, accumulators);
     // RedoMode has no fast epilogue: few tiles are computed again, and it would be more code.
     if (!tile_is_fast || Mode::kIsRedo) {
@@ -168,9 +147,9 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
   });
 }
 
-// A consumer warpgroup of GradientMode. The results of a tile are stored while the next tile is
-// multiplied, spread evenly over its k-tiles. Example: with 4 boxes and 16 k-tiles, a box is stored
-// after the k-tiles 0, 4, 8 and 12.
+// A consumer warpgroup of GradientMode. The boxes of a tile are stored while the next tile is
+// multiplied, spread evenly over its k-tiles. Example: with 16 k-tiles, 4 boxes are stored after
+// the k-tiles 0, 4, 8 and 12.
 template <typename Mode>
 __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<Mode>& args,
                                                       const CUtensorMap& out_map,
@@ -190,8 +169,7 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
   for_each_tile(args, [&](int index, const TilePosition&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply_next_k_tile(accumulators, k_tile);
-      // While the share of the boxes, stored_boxes / kBoxes, is behind the share of the k-tiles,
-      // multiplied / k_tiles:
+      // As long as the share of stored boxes is behind the share of multiplied k-tiles.
       const int multiplied = k_tile + 1;
       while (packed.stored_boxes * k_tiles < packed.kBoxes * multiplied) store_next_box();
     }
@@ -226,34 +204,20 @@ __device__ __forceinline__ void run_converter(const OneProductArguments<Mode>& a
   convert_weight<Layout>(order, k, warp, [&] { return needs_converted_weight(args); });
 }
 
-// Waits for the previous kernel, and lets the next one start (programmatic dependent launch,
-// common/launch.cuh).
+// Waits for the previous kernel, and lets the next one start (PDL, common/launch.cuh).
 template <typename Mode>
 __device__ __forceinline__ void wait_and_let_next_start() {
-  // The kernels after ConvertMode's (linear_sm90.cu lists them) have no work in most calls. The
-  // next one starts early, so that its start adds less to the time of the call.
+  // The kernels after ConvertMode's have no work in most calls. The next one starts early, so that
+  // it adds less to the time of the call.
   if constexpr (Mode::kConvertsWeight) start_next_kernel();
   wait_for_previous_kernel();
-  // In half types a call has one kernel, so the next kernel belongs to another call. It is not
-  // started before this wait: that would not shorten this call.
+  // In half types the next kernel belongs to another call. Starting it before the wait would not
+  // shorten this call.
   if constexpr (Mode::kIsHalfType) start_next_kernel();
 }
 
-// The kernel. The grid has at most as many clusters as the GPU runs at once, and no more clusters
-// than out has tiles. x_map and weight_map describe the operands to TMA, and out_map the result of
-// GradientMode. The modes differ in these steps:
-//
-//                        HalfMode           GradientMode       ConvertMode         RedoMode
-//
-//   tiles                all                all                not those with a    those that
-//                                                              row of x that       ConvertMode has
-//                                                              needs TF32          listed
-//   next kernel starts   after the wait     after the wait     before the wait     at the end
-//   warps 9 - 11         idle               idle               convert the weight  idle
-//   epilogue             fast or general    PackedGradient     fast or general,    general
-//                                                              and lists tiles
-//
-// "The wait" is wait_for_previous_kernel.
+// The grid has at most as many clusters as the GPU runs at once, and no more than out has tiles.
+// x_map and weight_map describe the operands to TMA, and out_map the result of GradientMode.
 template <typename Mode>
 __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
     gemm_one_product_kernel(const __grid_constant__ CUtensorMap x_map,
@@ -268,12 +232,10 @@ __global__ void KERNELS_CLUSTER __launch_bounds__(BlockConfig::kThreads, 1)
       *reinterpret_cast<OneProductSharedMemory<Mode>*>(dynamic_memory);
   const uint32_t shared_base = ptx::shared_address(dynamic_memory);
   const int warpgroup = threadIdx.x / BlockConfig::kWarpgroupThreads;
-  // The producer warp follows the consumer warpgroups, and the converter warps follow it.
   constexpr int kProducerThread = BlockConfig::kConsumerThreads;  // its first thread
   constexpr int kFirstConverterWarp = BlockConfig::kConsumerWarps + 1;
   if constexpr (Mode::kIsRedo) {
-    // ConvertMode's kernel, which runs before this one, lists tiles until it ends. (The wait below
-    // then returns at once.)
+    // ConvertMode's kernel lists tiles until it ends. (The wait below then returns at once.)
     wait_for_previous_kernel();
     if (args.tile_count() == 0) return;  // both blocks of a cluster do so
   }

@@ -1,14 +1,10 @@
-// The launches of gemm_one_product_kernel (kernel.cuh) for one chunk of rows of x: one launch for
-// half types, and two for float32 at `high`. linear_sm90.cu says in which order all kernels run. It
-// calls these functions:
+// The launches of gemm_one_product_kernel (kernel.cuh) for one chunk of rows of x:
 //
 //   launch_half       half types         HalfMode or GradientMode
 //   launch_convert    float32, first     ConvertMode
 //   launch_redo       float32, second    RedoMode
 //
-// Half types are float16 and bfloat16. Their operands and those of RedoMode are not k-tiled:
-// launch_on_operands makes the tensor maps. ConvertMode reads k-tiled operands, for which
-// launch_convert makes the maps.
+// Only ConvertMode's operands are k-tiled. launch_on_operands makes the tensor maps of the others.
 
 #pragma once
 
@@ -32,15 +28,13 @@ namespace kernels::sm90::gemm_one_product {
 
 // ------------------------------------------------------------------------------ steps of all modes
 
-// The tiles of gemm_one_product, for all its modes. The blocks of a cluster share a tile's rows of
-// x, and divide its rows of the weight.
 inline TileOrder tiles_of(const LinearArguments& call) {
   return {blocks_of(call.m, OneProductConfig::kTileRows),
           blocks_of(call.n, OneProductConfig::kTileWeightRows)};
 }
 
-// Returns the arguments of gemm_one_product. Those that only float32 has (redo, conversion and
-// x_exponent) are null; launch_convert and launch_redo set those that their modes use.
+// Returns the kernel's arguments. redo, conversion and x_exponent, for float32 only, are null.
+
 template <typename Mode>
 OneProductArguments<Mode> make_arguments(const LinearArguments& call,
                                          const Epilogue<typename Mode::Out>& epilogue) {
@@ -52,7 +46,7 @@ OneProductArguments<Mode> make_arguments(const LinearArguments& call,
   return args;
 }
 
-// Returns how many clusters of gemm_one_product in this mode run at once on the current GPU.
+// Returns how many clusters of this mode run at once on the current GPU.
 template <typename Mode>
 int count_clusters() {
   return count_gemm_clusters(gemm_one_product_kernel<Mode>, sizeof(OneProductSharedMemory<Mode>));
@@ -64,7 +58,6 @@ struct TensorMaps {
   CUtensorMap out{};  // GradientMode; the others store without TMA
 };
 
-// Launches gemm_one_product with these maps.
 template <typename Mode>
 void launch_with_maps(const OneProductArguments<Mode>& args, int clusters, const TensorMaps& maps,
                       cudaStream_t stream) {
@@ -73,8 +66,7 @@ void launch_with_maps(const OneProductArguments<Mode>& args, int clusters, const
 }
 
 // Makes the map of an operand that is not k-tiled: [rows, k], or [k, rows] if it is transposed. A
-// box of a half type is 64 rows and 64 of K, transposed or not. A box of TF32, which is never
-// transposed, is 64 rows and 32 of K.
+// box is 64 rows and a k-tile, transposed or not.
 template <typename Mode>
 CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t stride,
                         bool is_transposed) {
@@ -83,7 +75,6 @@ CUtensorMap operand_map(const void* operand, int64_t rows, int64_t k, int64_t st
   return make_map(matrix, rows, k, stride, OneProductConfig::kBoxRows);
 }
 
-// Launches gemm_one_product on operands that are not k-tiled.
 template <typename Mode>
 void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
                         const LinearArguments& call, cudaStream_t stream) {
@@ -101,7 +92,6 @@ void launch_on_operands(const OneProductArguments<Mode>& args, int clusters,
 
 // -------------------------------------------------------------------------------------- half types
 
-// Launches gemm_one_product in HalfMode or GradientMode.
 template <typename Mode>
 void launch_half_in_mode(const LinearArguments& call, const Epilogue<typename Mode::Out>& epilogue,
                          cudaStream_t stream) {
@@ -117,8 +107,8 @@ void launch_half_in_mode(const LinearArguments& call, const Epilogue<typename Mo
 // ----- The operands of GradientMode
 //
 // In GradientMode, the kernel's x is the call's weight, and the kernel's weight is the call's x.
-// out is the same memory for both. Example: the gradient of the weight of a layer with x
-// [1024, 4096] and weight [8192, 4096]. grad_z, the gradient of ReLU's input, is [1024, 8192].
+// Example: the gradient of the weight of a layer with x [1024, 4096] and weight [8192, 4096].
+// grad_z, the gradient of ReLU's input, is [1024, 8192].
 //
 //   in the call      in the kernel    size           example
 //
@@ -159,7 +149,7 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
 
 // ------------------------------------------------------------------------------- float32 at `high`
 
-// The workspace of float32 at `high`. k-tiles have 64 of K.
+// The workspace. k-tiles have 64 of K.
 //
 //   slice                         type      shape              used by                    cleared
 //   conversion.next_patch         unsigned  [1]                Convert                    yes
@@ -174,10 +164,9 @@ void launch_half(const LinearArguments& call, cudaStream_t stream) {
 //   redo.tiles                    int       [tiles]            Convert, Redo              no
 //   weight_copy.target            float     [n, padded k]      transpose, Redo            no
 //
-// "Convert" and "Redo" are gemm_one_product in ConvertMode and RedoMode. A panel is a block's
-// 128 rows of the weight; a weight tile has two. redo.count and redo.is_listed share a slice.
-// weight_copy.target exists only for a transposed weight. split_x clears the slices that must be
-// zero before the GEMM; they are the first ones.
+// "Convert" and "Redo" are gemm_one_product in ConvertMode and RedoMode. redo.count and
+// redo.is_listed share a slice. weight_copy.target exists only for a transposed weight. split_x
+// clears the slices that must be zero before the GEMM; they are the first ones.
 struct OneProductWorkspace {
   split::ScaledMatrix x;
   split::ScaledMatrix weight;
@@ -223,8 +212,7 @@ struct OneProductWorkspace {
   }
 };
 
-// Launches the fp16 product in ConvertMode. It lists the tiles for which fp16 is not accurate
-// enough.
+// Launches the fp16 product in ConvertMode.
 inline void launch_convert(const LinearArguments& call, const OneProductWorkspace& workspace,
                            cudaStream_t stream) {
   using Mode = ConvertMode;
@@ -234,8 +222,7 @@ inline void launch_convert(const LinearArguments& call, const OneProductWorkspac
   args.redo = workspace.redo;
   args.x_exponent = workspace.x.exponent;
   args.conversion = workspace.conversion;
-  // The tiles that all clusters compute at once, in the order of TileOrder. The converters use the
-  // same order, so that they convert first what is multiplied first.
+  // The converters use the order of TileOrder, too, and convert first what is multiplied first.
   const int x_tiles_at_once = std::min(args.tile_order.x_tiles, TileOrder::kBand);
   args.conversion.x_tiles_at_once = x_tiles_at_once;
   args.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
@@ -260,7 +247,6 @@ inline void launch_redo(const LinearArguments& call, const OneProductWorkspace& 
     row_major.weight_stride = copy.target_stride;
     row_major.weight_is_transposed = false;
   }
-  // RedoMode has no fast epilogue.
   auto args = make_arguments<Mode>(row_major, Epilogue<float>(row_major));
   args.redo = workspace.redo;
   const int clusters = std::min(count_clusters<Mode>(), args.tile_order.count());

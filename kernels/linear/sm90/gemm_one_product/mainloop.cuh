@@ -1,6 +1,5 @@
-// The mainloop of gemm_one_product_kernel: a producer warp loads k-tiles to the stages of shared
-// memory, and consumer warpgroups multiply them. kernel.cuh shows how both belong together, and
-// pipeline.cuh describes the stages.
+// The mainloop of gemm_one_product_kernel (kernel.cuh): a producer warp loads k-tiles to the stages
+// of shared memory (pipeline.cuh), and consumer warpgroups multiply them.
 
 #pragma once
 
@@ -25,7 +24,7 @@ namespace kernels::sm90::gemm_one_product {
 // ----- the tiles of a cluster
 
 // Returns whether the kernel computes the tiles with this tile of x. ConvertMode leaves them out
-// if a row of x is not accurate in fp16. All lanes of a warp call it, and all warps of all blocks
+// if a row of x does not fit into fp16. All lanes of a warp call it, and all warps of all blocks
 // get the same answer.
 template <typename Mode>
 __device__ bool computes_x_tile(const OneProductArguments<Mode>& args, int x_tile) {
@@ -40,14 +39,8 @@ __device__ bool computes_x_tile(const OneProductArguments<Mode>& args, int x_til
 }
 
 // Calls body(index, tile) for each tile of this cluster. The producer and the consumers of a block
-// all run this loop, each at its own pace: the barriers of the stages keep them together. For each
-// tile, they do this:
-//
-//   producer warp (run_producer)   loads its k-tiles, stage by stage
-//   consumers (run_consumer)       multiply the k-tiles as they arrive, then compute the epilogue,
-//                                  while the producer loads the next tile
-//
-// A tile that ConvertMode leaves out (computes_x_tile) is left out by all of them.
+// all run this loop, each at its own pace: the producer loads the next tile while the consumers
+// compute the epilogue.
 template <typename Mode, typename Body>
 __device__ __forceinline__ void for_each_tile(const OneProductArguments<Mode>& args,
                                               const Body& body) {
@@ -60,29 +53,26 @@ __device__ __forceinline__ void for_each_tile(const OneProductArguments<Mode>& a
 
 // ----- the producer warp
 
-// The tensor maps of the operands.
 struct OperandMaps {
   const CUtensorMap& x;
   const CUtensorMap& weight;
 };
 
-// The rows of the operands, and their k-tile, that this block loads to a stage.
+// The part of the operands that this block loads to a stage.
 struct LoadSource {
   int first_m;  // the first row of this block's half of the tile's rows of x
   int first_n;  // the first row of its panel of the weight: its 128 rows of the tile's 256
   int k_tile;
 };
 
-// The places to which the TMA loads of this block write a k-tile: shared-memory addresses in one
-// stage.
+// Where the TMA loads of this block write a k-tile: shared-memory addresses in one stage.
 struct LoadTarget {
   uint32_t x;       // this block's half of the rows of x
   uint32_t weight;  // the panel of the weight
   uint32_t full;    // the barrier that counts the bytes
 };
 
-// The first element of a box, in the order in which TMA takes its coordinates: the dimension that
-// is contiguous in memory comes first.
+// The first element of a box. TMA takes the coordinate of the contiguous dimension first.
 struct BoxBegin {
   int contiguous;
   int other;
@@ -91,9 +81,8 @@ struct BoxBegin {
       : contiguous(is_transposed ? row : k), other(is_transposed ? k : row) {}
 };
 
-// Issues the TMA loads of a k-tile of operands that are stored as ordinary matrices. Each operand
-// may be transposed. A stage has an operand as boxes of 64 rows (OneProductConfig::kBoxRows), one
-// after the other. Elements outside of a matrix are loaded as zeros.
+// Issues the TMA loads of a k-tile of operands that are not k-tiled, each as boxes of 64 rows, one
+// after the other in the stage. Elements outside of a matrix are loaded as zeros.
 template <typename Mode>
 __device__ __forceinline__ void load_boxes(const OperandMaps& maps,
                                            const OneProductArguments<Mode>& args,
@@ -129,9 +118,8 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps,
   }
 }
 
-// How the producer warp keeps pace with the converters of ConvertMode (converter.cuh): it tells its
-// block's converters how far it is, and loads only k-tiles that are converted. All lanes of the
-// warp call the functions.
+// How the producer warp keeps pace with the converters of ConvertMode (converter.cuh). All lanes of
+// the warp call the functions.
 struct ConversionProgress {
   const WeightConversion& conversion;
   int* producer_k_tile;       // the counter of this block
@@ -141,22 +129,19 @@ struct ConversionProgress {
   // Tells the converters that the producer has begun this k-tile of the current tile.
   __device__ void begin_k_tile(int k_tile) const { set_latest(k_tiles_before + k_tile); }
 
-  // Waits until the current panel is converted at this k-tile. wait_converted returns how many
-  // k-tiles are converted from this one on.
+  // Waits until the current panel is converted at this k-tile.
   __device__ void wait(int panel, int k_tile) {
     converted_k_tiles = k_tile + wait_converted(conversion, panel, k_tile);
   }
 
-  // Ends a tile. (In other modes, nothing reads the counts.)
   __device__ void end_tile(int k_tiles) {
     k_tiles_before += k_tiles;
     converted_k_tiles = 0;
   }
 
-  // Lets this block's converters go on after their producer has loaded its last k-tile, because
-  // other blocks may still need the patches that these converters have taken. (Converters stay at
-  // most kLead k-tiles ahead of their producer, converter.cuh.) The latest k-tile becomes the
-  // largest number to which kLead can be added without overflow.
+  // Lets this block's converters, which stay at most kLead k-tiles ahead of their producer, go on
+  // after its last k-tile, because other blocks may still need the patches that they have taken.
+  // The latest k-tile becomes the largest number to which kLead can be added without overflow.
   __device__ void finish() const { set_latest(INT_MAX - ConverterConfig::kLead); }
 
   __device__ void set_latest(int k_tile) const {
@@ -164,14 +149,14 @@ struct ConversionProgress {
   }
 };
 
-// The TMA producer: one warp, of which lane 0 issues the loads. `shared_base` is the shared-memory
-// address of `shared`.
+// The TMA producer: one warp, of which lane 0 issues the loads. `shared_base` is the address of
+// `shared`.
 template <typename Mode>
 __device__ void run_producer(const OneProductPipeline& pipeline, uint32_t shared_base,
                              const OperandMaps& maps, const OneProductArguments<Mode>& args,
                              OneProductSharedMemory<Mode>& shared) {
   const int rank = ptx::cluster_ctarank();
-  // Shared-memory addresses in stage 0: of this block's half of the rows of x, and of the weight.
+  // Shared-memory addresses in stage 0.
   constexpr int kXBytesPerBlock = OneProductConfig::kXRowsPerBlock * OneProductConfig::kRowBytes;
   const uint32_t x_address =
       shared_base + offsetof(OneProductSharedMemory<Mode>, x) + rank * kXBytesPerBlock;
@@ -211,13 +196,13 @@ __device__ void run_producer(const OneProductPipeline& pipeline, uint32_t shared
 
 // ----- the consumer warpgroups
 
-// The step from an operand's descriptor to that for the next wgmma of the k-tile (ptx/wgmma.cuh).
+// The step from an operand's descriptor to that for the next wgmma of the k-tile.
 __host__ __device__ constexpr uint64_t descriptor_step(ptx::Major major) {
   return major == ptx::Major::kK ? ptx::kDescriptorStepK : ptx::kDescriptorStepMN;
 }
 
 // Issues the wgmmas of a k-tile, for operands of these layouts in shared memory, and commits them
-// as a group. They run asynchronously: the accumulators may be read after wgmma_wait_group.
+// as a group.
 template <typename Mode, ptx::Major kX, ptx::Major kWeight>
 __device__ __forceinline__ void multiply_k_tile(
     float (&accumulators)[OneProductConfig::kAccumulators], uint32_t x_address,
@@ -240,8 +225,7 @@ __device__ __forceinline__ void multiply_k_tile(
 }
 
 // Multiplies a k-tile in layouts that are known at run time. Operand A is the weight, and B is x.
-// Only half types have transposed operands here. From a transposed float32 weight, ConvertMode has
-// made an fp16 weight that is not transposed, and for RedoMode it was copied to [N, K].
+// Only half types have transposed operands here.
 template <typename Mode>
 __device__ __forceinline__ void multiply_k_tile(
     const OneProductArguments<Mode>& args, float (&accumulators)[OneProductConfig::kAccumulators],
@@ -262,8 +246,7 @@ __device__ __forceinline__ void multiply_k_tile(
   }
 }
 
-// The mainloop of a consumer warpgroup: where its operands are in shared memory, and which rows
-// and columns of a tile it multiplies.
+// The mainloop of a consumer warpgroup.
 template <typename Mode>
 struct OneProductConsumer {
   const OneProductArguments<Mode>& args;
@@ -286,7 +269,6 @@ struct OneProductConsumer {
                      n_in_block * OneProductConfig::kRowBytes;
   }
 
-  // Returns the rows and columns of a tile that the warpgroup computes.
   __device__ WarpgroupTile warpgroup_tile_of(const TilePosition& tile) const {
     return {tile.x_tile * OneProductConfig::kTileRows,
             weight_panel(tile, rank) * OneProductConfig::kBlockWeightRows +
@@ -294,8 +276,8 @@ struct OneProductConsumer {
   }
 
   // Issues the products of a tile's next k-tile when its stage is full. Then waits for the
-  // products of the previous k-tile, and releases the stage that they have read. So the tensor
-  // cores always have one k-tile to work on while the warpgroup waits.
+  // products of the previous k-tile, and releases its stage. So the tensor cores always have one
+  // k-tile to work on while the warpgroup waits.
   __device__ __forceinline__ void multiply_next_k_tile(
       float (&accumulators)[OneProductConfig::kAccumulators], int k_tile) {
     pipeline.consumer_wait(state);

@@ -31,8 +31,8 @@ using GradientBoxes =
     uint8_t[4][OneProductConfig::kGradientBuffers][OneProductConfig::kWarpWeightRows]
            [OneProductConfig::kGradientBoxRows * sizeof(T)];
 
-// The shared memory through which a consumer warpgroup stores a tile: a member for each way to do
-// so. TMA's swizzle requires that boxes are aligned to 1024 bytes.
+// The shared memory through which a consumer warpgroup stores a tile. TMA's swizzle requires that
+// boxes are aligned to 1024 bytes.
 template <typename Out>
 union alignas(1024) Staging {
   StagedAccumulators accumulators;    // store_general
@@ -40,7 +40,6 @@ union alignas(1024) Staging {
   GradientBoxes<Out> gradient_boxes;  // PackedGradient
 };
 
-// Both epilogues of float32 stage accumulators.
 template <>
 union alignas(16) Staging<float> {
   StagedAccumulators accumulators;
@@ -55,10 +54,8 @@ struct EpilogueMemory {
   int barrier;
 };
 
-// The ring of stages (pipeline.cuh).
 using OneProductPipeline = Pipeline<OneProductConfig::kStages>;
 
-// A block's shared memory.
 template <typename Mode>
 struct OneProductSharedMemory {
   uint8_t x[OneProductConfig::kStages][OneProductConfig::kXBytes];
