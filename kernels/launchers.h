@@ -80,9 +80,8 @@ enum class Precision {
 //
 //   out[m][n] = relu(sum over k of x[m][k] * weight[n][k], plus bias[n]) / divisor
 //
-// Rows and columns are those of out, so column n is made from row n of the weight (docs/DESIGN.md,
-// "Words"). In each operand, the elements of a row are adjacent, and the stride leads from one row
-// to the next.
+// Column n of out is made from row n of the weight (docs/DESIGN.md, "Words"). In x and in the
+// weight, the elements of a row are adjacent, and the stride leads from one row to the next.
 struct LinearArguments {
   DType dtype;  // x, weight, bias and out are float32, float16 or bfloat16
   Precision precision;
@@ -182,7 +181,7 @@ int linear_skinny(const LinearArguments& call, CUstream_st* stream);
 // kernel runs, nothing is copied.
 int transpose(const Transposition& transposition, const unsigned* is_needed, CUstream_st* stream);
 
-// If n is a multiple of 8, or mask is null, the forward may get the whole matrix as a single row,
+// If n is a multiple of 8, or mask is null, the caller may pass the whole matrix as a single row,
 // which is the fastest.
 int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream);
 size_t linear_fused_pass_backward_workspace_bytes(const FusedPassBackwardArguments& call);

@@ -52,8 +52,7 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-// Allows the next kernel of the stream to start. The call says nothing about this kernel's writes,
-// for which the next kernel waits.
+// Allows the next kernel of the stream to start.
 __device__ inline void start_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -143,7 +142,8 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
 // Returns the number of clusters of a grid that run at once on the current device. They may be
 // fewer than the multiprocessors suggest: a cluster's blocks run within one group of
 // multiprocessors (a GPC), and groups differ in size from GPU to GPU. Throws if not even one
-// cluster fits. First allows the kernel the grid's shared memory, also for later launches.
+// cluster fits. Before it counts, it allows the kernel to use the grid's shared memory, which also
+// holds for later launches.
 template <typename Kernel>
 int count_active_clusters(Kernel* kernel, const Grid& grid) {
   allow_shared_memory(kernel, grid.shared_bytes);

@@ -108,7 +108,6 @@ __device__ void store_four(T* target, const float (&v)[4], int64_t count, bool i
 // An L2 policy is a 64-bit value that a load or a store takes as an operand. It tells L2 how long
 // to keep the cache line. Policies exist on sm_80 and newer; on older GPUs, the functions below
 // ignore them. The policy "evict first" is in ptx/memory.cuh, beside the copies that use it.
-
 __device__ inline uint64_t evict_last_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 800

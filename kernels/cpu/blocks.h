@@ -41,8 +41,8 @@ void relu_block(const Bits* __restrict__ x, Bits* __restrict__ out) {
 
 // A mask is made and tested in words as wide as an element, because vector instructions work on
 // lanes of one width. A word has the mask bits of as many elements as it has bits, 16 for a half
-// type: lane i, below, is element i of these, and has bit i of the word. (If a register has fewer
-// lanes, the compiler takes several registers.)
+// type. In the functions below, lane i is element i of these elements, and has bit i of the word.
+// (If a register has fewer lanes, the compiler takes several registers.)
 template <typename Word>
 constexpr auto kBitOfLane = [] {
   std::array<Word, 8 * sizeof(Word)> bits{};

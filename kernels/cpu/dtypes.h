@@ -106,7 +106,7 @@ struct Float16 {
 
   static constexpr uint16_t narrow(float x) {
     constexpr int32_t kLeastNormal = 113 << 23;  // 2^-14
-    constexpr int32_t kTooLarge = 143 << 23;     // 2^16; numbers from 65520 on round up to it
+    constexpr int32_t kTooLarge = 143 << 23;  // 2^16; from 65520 on, rounding gives infinity's bits
     constexpr int32_t kInfinityOfFloat32 = 0x7f800000;
     const uint32_t bits = Float32::narrow(x);
     const int32_t magnitude = bits & 0x7fffffff;

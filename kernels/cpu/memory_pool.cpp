@@ -46,7 +46,7 @@ void* data_of(Header* header) { return reinterpret_cast<char*>(header) + kHeader
 void unmap(Header* header) { munmap(header, kHeaderBytes + header->bytes); }
 
 // Returns the memory limit of the container (control groups of version 2 or 1), or a number larger
-// than any memory if there is none. Version 1 has such a number in its file.
+// than any memory if there is no limit. (For version 1, that number is in the file.)
 size_t cgroup_limit() {
   constexpr const char* kPaths[] = {"/sys/fs/cgroup/memory.max",
                                     "/sys/fs/cgroup/memory/memory.limit_in_bytes"};

@@ -10,7 +10,8 @@
 //   ...
 //
 // A workspace can exceed the limit only if the weight needs much of it (kMinWorkspaceForRows), or
-// if a single tile of x needs more. Most calls are one chunk.
+// if a single tile of x needs more. (The copy of a transposed weight does not count: rows_of_chunk
+// in sm90/linear_sm90.cu.) Most calls are one chunk.
 //
 // Host code without CUDA, used by the launches of sm80/ and sm90/.
 

@@ -11,8 +11,8 @@
 // The general epilogue of a GEMM kernel can compute every call of that kernel. Those of sm90/ also
 // have a fast epilogue, for calls (Epilogue::call_is_fast) with both of these properties:
 //
-//   - The divisor is a power of two from 1 to 2^32, so that the fast epilogue multiplies by
-//     1 / divisor; in half types before it adds the bias (is_small_power_of_two).
+//   - The divisor is a power of two from 1 to 2^32 (is_small_power_of_two). The fast epilogue
+//     multiplies by 1 / divisor: in half types the sum and the bias, in float32 the result.
 //   - The fast epilogue's rule (FastEpilogueRule) allows the call. Each fast epilogue states its
 //     rule beside its stores:
 //
@@ -22,7 +22,7 @@
 //
 // In a fast call of float32, a part of a tile (a block's part in gemm_fp16x3, a warpgroup's in
 // gemm_one_product) still takes the general epilogue if the exponent of one of its rows is very
-// large or very small (FastEpilogueConfig). GradientMode has neither epilogue.
+// large or very small (FastEpilogueConfig). GradientMode of gemm_one_product has no epilogue.
 
 #pragma once
 

@@ -137,6 +137,7 @@ template <typename T, typename Config, bool kMask>
 __global__ void __launch_bounds__(Config::kThreads)
     relu_kernel(const T* x, T* out, uint8_t* mask, typename Config::Index n) {
   const ThreadElements<Config, Vector<T>::kSize> elements;
+  // docs/DESIGN.md, "ReLU on a GPU", says why it is faster to evict x last.
   const uint64_t policy = Config::kIsLarge ? evict_last_policy() : 0;
   const ForwardOfThread<Config, kMask, T> work{x, out, mask, n, elements.first, policy};
   // The code for full blocks does not test which vectors exist. It is short and comes first: if the

@@ -16,8 +16,9 @@ namespace kernels {
 // ---------------------------------------------------------------------- allocation of outputs
 
 // The size from which an output on a CPU is large: it comes from the pool, and is written by stores
-// that bypass the caches. Smaller outputs gain nothing once a program has freed some, because
-// glibc's malloc maps fresh memory only for blocks of more than 32 MiB.
+// that bypass the caches. Smaller outputs gain nothing once a program has freed one of
+// them: glibc's malloc then maps fresh memory only for larger blocks, at most for those of more
+// than 32 MiB.
 constexpr size_t kLargeOutputBytes = 32 << 20;
 
 // The pool as an allocator of torch. If the pool has no memory, torch's own allocator is used.
@@ -89,7 +90,7 @@ using RangeFunction = c10::function_ref<void(int64_t begin, int64_t end, bool by
 
 // Calls `work` for the elements begin <= i < end of a block of the pool, one huge page at a time.
 // The last byte of a range is written before `work` gets the range, because Linux clears a huge
-// page when it is first touched, and the touched part of it last. If that part is the page's end,
+// page when it is first touched, and clears the touched part last. If that part is the page's end,
 // Linux clears the page at ascending addresses, which takes half the time (AMD EPYC, Linux 6.18).
 inline void for_elements_by_pages(char* block, int64_t element_bytes, int64_t begin, int64_t end,
                                   RangeFunction work) {

@@ -28,8 +28,8 @@ namespace kernels {
 
 using at::Tensor;
 
-// The fewest elements of an output that a CPU thread gets. torch's own operators have the same
-// limit, at::internal::GRAIN_SIZE.
+// An output of at most this many elements is computed by one CPU thread. torch's own operators have
+// the same limit, at::internal::GRAIN_SIZE.
 constexpr int64_t kGrain = 32768;
 
 // Raises a RuntimeError in Python. The message is one string because TORCH_CHECK joins several
@@ -105,8 +105,9 @@ class DeviceGuard {
 
 inline c10::Allocator* torch_cpu_allocator() { return c10::GetAllocator(at::kCPU); }
 
-// Returns an uninitialised tensor on the device of `like`, contiguous unless strides are passed.
-// Its memory is from `cpu_allocator` or, on a GPU, from torch's caching allocator.
+// Returns an uninitialised tensor on the device of `like`, which must be current if it is a GPU.
+// The tensor is contiguous unless strides are passed. Its memory is from `cpu_allocator` or, on a
+// GPU, from torch's caching allocator.
 inline Tensor allocate([[maybe_unused]] const Tensor& like, at::IntArrayRef sizes,
                        at::ScalarType type, std::optional<at::IntArrayRef> strides = std::nullopt,
                        c10::Allocator* cpu_allocator = torch_cpu_allocator()) {

@@ -84,7 +84,6 @@ __device__ inline void copy_async(uint32_t target, const void* source, bool vali
 }
 
 // cp.async.cg with a cache hint: starts a copy of 16 bytes with an L2 policy (evict_first_policy).
-
 __device__ inline void copy_async_with_policy(void* target, const void* source, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(target))),

@@ -23,9 +23,10 @@ struct BackwardConfig {
   // rounding error stays small however many rows it has.
   static constexpr int kSubtotalRows = 64;
   static_assert(kSubtotalRows % kRowsInFlight == 0, "the rows in flight are of one subtotal");
-  // The grid has about as many blocks as this many multiprocessors run at once. An H200 has a few
-  // more, 132, but this way each warp of grad_bias_kernel adds up at most kSubtotalRows rows. With
-  // twice as many blocks, half types take longer (docs/EXPERIMENTS.md, "The fused pass").
+  // The grid has about as many blocks as this many multiprocessors run at once, unless there are
+  // more strips. An H200 has 132 multiprocessors, but with 128 each warp of grad_bias_kernel adds
+  // up at most kSubtotalRows rows. With twice as many blocks, half types take longer
+  // (docs/EXPERIMENTS.md, "The fused pass").
   static constexpr int64_t kMultiprocessors = 128;
 
   // Blocks that a multiprocessor runs at once, for which the compiler keeps registers few enough.
@@ -48,7 +49,7 @@ struct BackwardConfig {
 //   row 8      | t0     t1   ...  t31  |     the threads of warp 0 again
 //   ...
 //
-// Narrow matrices have narrower strips, of which a warp handles several rows at once.
+// Some matrices have narrower strips (time_of_row), of which a warp handles several rows at once.
 struct BlockGrid {
   int strip_width = 1;      // vectors of a strip's row: a power of two up to 32
   int64_t strips;           // gridDim.x
@@ -78,8 +79,8 @@ struct BlockGrid {
 
  private:
   // Returns the estimated time of a row with strips of `width` vectors, in units of a thread's
-  // time, including idle threads past the end of the row. Example: for a row of 40 vectors it is 2
-  // * 36 = 72 with strips of 32, 3 * 20 = 60 with strips of 16, and 5 * 12 = 60 with strips of 8.
+  // time, including idle threads past the end of the row. Example: for a row of 40 vectors it is
+  // 2 * 36 = 72 with strips of 32, 3 * 20 = 60 with strips of 16, and 5 * 12 = 60 with strips of 8.
   // The row gets strips of 8: of equal times, the narrowest wins.
   static int64_t time_of_row(int64_t row_vectors, int width) {
     constexpr int kTimeOfStrip = 4;  // what a strip adds to the time of its threads
@@ -181,8 +182,8 @@ struct RowsOfThread {
     const int rows_at_once = BackwardConfig::kThreads / arguments.strip_width;
     const int64_t first_row =
         blockIdx.y * arguments.rows_of_block + threadIdx.x / arguments.strip_width;
-    // In the last block of a strip, some threads may have no rows. Their first_row is then from
-    // `end` to end + rows_at_once - 2, for which divide_up returns 0.
+    // In the last block of a strip, some threads may have no rows. As a block has a row, their
+    // first_row is at most end + rows_at_once - 2, for which divide_up returns 0.
     const int64_t end = min((blockIdx.y + int64_t{1}) * arguments.rows_of_block, arguments.m);
     const bool has_columns = elements.count > 0;
     if (has_columns) rows_left = static_cast<int>(divide_up(end - first_row, rows_at_once));
@@ -246,7 +247,8 @@ template <typename T>
 __global__ void __launch_bounds__(BackwardConfig::kThreads,
                                   BackwardConfig::blocks_per_multiprocessor(sizeof(T)))
     backward_kernel(const __grid_constant__ BackwardArguments<T> arguments) {
-  // The blocks of a next kernel with PDL, as in linear/sm90, may start while this kernel ends.
+  // If the stream's next kernel is one with PDL, as in linear/sm90, it may start while this one
+  // ends. (grad_bias_kernel is launched without PDL.)
   start_next_kernel();
   const int vector = threadIdx.x % arguments.strip_width;
   const int64_t first_vector = blockIdx.x * int64_t{arguments.strip_width};

@@ -19,7 +19,8 @@ namespace kernels::cpu {
 namespace {
 
 // The most elements of a run. In float32, 512 elements of grad_output and of grad_z and 512 sums in
-// double take 8 KiB. An L1 cache has 32 KiB or more.
+// double take 8 KiB, and the four runs that are added at a time 20 KiB. An L1 cache has 32 KiB or
+// more.
 constexpr int64_t kMaxRun = 512;
 static_assert(kMaxRun % kBlock == 0, "a full run has whole blocks");
 static_assert(kMaxRun % 8 == 0, "the next run of a row begins with a byte of the mask");

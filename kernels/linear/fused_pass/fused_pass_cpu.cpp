@@ -1,12 +1,12 @@
 // The fused pass on a CPU. operator/forward.h and operator/backward.h call it on torch's threads
 // through launchers.h, which says what the functions compute.
 //
-// For large matrices, the bandwidth of the memory is the limit. So each element is loaded once, and
-// everything is done with it while it is in the L1 cache, run by run (cpu_mask.h).
+// For large matrices, the bandwidth of the memory is the limit. So each element is loaded from
+// memory once, and everything is done with it while it is in the L1 cache, run by run (cpu_mask.h).
 //
 // grad_bias is summed in double and rounded once. Tests check that its error is no larger than that
-// of torch's sum in float32. For float64, torch sums in double as well. Both first add groups of
-// terms, and then the sums of the groups, so that the error stays small.
+// of torch's sum in float32. For float64, torch sums in double as well. Torch and this file
+// first add groups of terms, and then the sums of the groups, so that the error stays small.
 
 #include <algorithm>
 #include <cstdint>
@@ -172,7 +172,7 @@ struct Unit {
   }
 };
 
-// A call of linear_fused_pass_backward, with the types of E.
+// A call of linear_fused_pass_backward, for a dtype whose traits are E (cpu/dtypes.h).
 template <typename E>
 struct Backward {
   using Bits = typename E::Bits;

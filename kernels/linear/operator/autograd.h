@@ -126,9 +126,9 @@ struct LinearReluDivideBackward : Node {
     return {grad_x, grad_weight, grad_bias};
   }
 
-  // In eager, threshold_backward has an edge to the ReLU whose output it takes, so that a path
-  // leads from grad_x to bias, and the derivative of grad_x by bias is zeros, not None. Here the
-  // unpacked mask takes the place of that output, and gets an edge to this node.
+  // In the reference, threshold_backward has an edge to the ReLU whose output it takes, so that a
+  // path leads from grad_x to bias, and the derivative of grad_x by bias is zeros, not None. Here
+  // the unpacked mask takes the place of that output, and gets an edge to this node.
   Gradients differentiable_gradients(const BackwardInputs& inputs) {
     const Tensor unpacked_mask = unpack_mask(inputs).detach();
     torch::autograd::impl::set_gradient_edge(unpacked_mask, {getptr(), 0});

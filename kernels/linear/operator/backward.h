@@ -32,8 +32,8 @@ namespace kernels {
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 
 // The gradients of x and weight are each a product A B of matrices. If a flag is set and torch
-// multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where eager does the same.
-// On a CPU, the wrong one of these two forms may take ten times as long.
+// multiplies, it computes (B^T A^T)^T instead. autograd.h sets the flags where the reference's own
+// backward does the same. On a CPU, the wrong one of these two forms may take ten times as long.
 struct Transposes {
   bool grad_x = false;
   bool grad_weight = false;
@@ -73,7 +73,7 @@ inline c10::DispatchKeySet keys_of(const BackwardInputs& inputs) {
 
 inline void run_fused_pass_backward_on_cpu(const FusedPassBackwardArguments& call) {
   const int64_t units = cpu::linear_fused_pass_backward_units(call);
-  // A thread gets at least this many units, which have about kGrain elements together.
+  // One thread computes up to this many units, which have about kGrain elements together.
   const int64_t least_units = std::max<int64_t>(kGrain * units / (call.m * call.n), 1);
   at::parallel_for(0, units, least_units, [&](int64_t begin, int64_t end) {
     cpu::linear_fused_pass_backward(call, begin, end);

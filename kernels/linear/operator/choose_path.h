@@ -142,7 +142,7 @@ inline bool skinny_wins(const Product& product, const Gpu& gpu) {
   constexpr int kTileColumns = 32;
   const int64_t all_tiles = divide_up(product.m, kTileRows) * divide_up(product.n, kTileColumns);
   const double tiles = static_cast<double>(all_tiles) / gpu.multiprocessors;
-  // An only tile with fewer than 32 columns takes as long as a full one.
+  // If out has fewer than 32 columns, its tiles take as long as full ones.
   const double columns = std::max<int64_t>(product.n, kTileColumns);
   const double multiplications = product.m * columns * product.k;
   return std::any_of(std::begin(kTable), std::end(kTable), [&](const SkinnyLimits& limits) {

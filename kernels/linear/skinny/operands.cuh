@@ -143,7 +143,7 @@ class PrefetchedWeights {
 
   const SkinnyArguments& arguments_;
   const int lane_first_k_;  // this lane's K in the block's first k-step
-  // load_next loads this k-tile of this tile of the weight.
+  // The tile of the weight, and its k-tile, that load_next loads.
   int tile_;
   int k_tile_ = 0;       // counted from the beginning of the block's range of K
   const float* source_;  // the weight of the warp's first column, at lane_first_k_

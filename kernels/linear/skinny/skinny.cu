@@ -37,7 +37,7 @@
 // Accuracy: a lane's partial sums are in double if a tile has at most 4 rows, because there is time
 // for it. For more rows they are in float. To keep their roundings few, such a sum covers at most 4
 // k-tiles, unless K is too long for that even in a cluster of 8 blocks. docs/EXPERIMENTS.md, "Few
-// rows", has what the double of add_lanes costs and gains.
+// rows", has what the type double costs and gains in add_lanes.
 
 #include <algorithm>
 #include <atomic>
@@ -160,8 +160,9 @@ bool allows_k_tiles(int k_tiles, int cluster_size) {
 //
 //   time = waves * (tiles of the weight for each cluster) * (k-tiles for each block + kTileEndTime)
 //
-// A wave is the clusters that run at once. There are no more clusters than run at once, but at
-// least one for each tile of x. So there is more than one wave only if x has more tiles than that.
+// A wave is the clusters that run at once. There is more than one wave only if x has more tiles
+// than clusters run at once, because each tile of x needs a cluster. Otherwise no more clusters are
+// launched than run at once.
 template <int kTileRows>
 Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_tiles) {
   const int x_tiles = arguments.x_tiles;

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(SplitRowsConfig::kThreads)
   }
 }
 
-// The workspace of a chunk, all of which split_rows_kernel writes:
+// The workspace of a chunk, which split_rows_kernel writes:
 //
 //   slice             type   shape
 //   weight.hi, .lo    half   [n, padded k] each

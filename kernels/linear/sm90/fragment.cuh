@@ -1,5 +1,6 @@
 // wgmma's accumulator fragment: which results of a product a thread has in its registers. The
-// accumulators of both Hopper GEMM kernels are such a fragment, and so are gemm_fp16x3's sums.
+// accumulators of both Hopper GEMM kernels are such a fragment, and so are the float32 sums to
+// which gemm_fp16x3 promotes them.
 //
 // The weight is wgmma's operand A, and x is operand B. So the rows of wgmma's result are columns of
 // out, and its columns are rows of out. Below, rows and columns are those of out.
@@ -57,8 +58,9 @@ __device__ __forceinline__ float4 row_block_of(const float (&fragment)[kElements
   return make_float4(first[0], first[1], first[2], first[3]);
 }
 
-// The epilogues of half types take a pair of row blocks, 16 rows, at a time. A thread packs its
-// eight results of a pair two to a word: those of rows 2 c and 2 c + 1 in one column.
+// The epilogues of half types take a pair of row blocks, 16 rows, at a time. A thread has eight
+// results of such a pair, and packs two of them to a word: those of rows 2 c and 2 c + 1 in one
+// column.
 //
 //                     row block 0 of the pair   row block 1
 //   column block 0    word 0                    word 1

@@ -25,7 +25,6 @@ namespace kernels::sm90 {
 // boxes that TMA copies. The host passes it to the kernel as an argument. A row of a box is as long
 // as a row of a k-tile, split::kKTileRowBytes. TMA swizzles its 16-byte vectors in shared memory,
 // so that wgmma reads them without bank conflicts.
-
 template <typename T>
 constexpr CUtensorMapDataType tensor_map_type() {
   if constexpr (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;

@@ -17,9 +17,9 @@
 // Only the GPU knows whether the kernels after the first GEMM have work, so the host launches them
 // in every call. Without work, as in most calls, these kernels read a flag and end.
 //
-// All kernels are launched with programmatic dependent launch (PDL, common/launch.cuh), and allow
-// the next one to start early, except RedoMode and `nonfinite`, the last ones of a chunk. The first
-// GEMM sets up its barriers before it waits for the previous kernel.
+// All kernels are launched with programmatic dependent launch (PDL, common/launch.cuh). All but
+// RedoMode and `nonfinite`, the last ones of a chunk, allow the next kernel to start early. The
+// first GEMM sets up its barriers before it waits for the previous kernel.
 //
 // A float32 call is launched for chunks of rows of x (chunks.h).
 //
@@ -33,8 +33,8 @@
 //   fragment.cuh                         which thread has which accumulators, for both epilogues
 //   copy_subtile.cuh                     copies of sums to shared memory, for both epilogues
 //
-// In linear/, nonfinite is in split/, transpose in transpose.cu, and the numbers of tiles in
-// tile_order.cuh.
+// In linear/, nonfinite is in split/, transpose in transpose.cu, and the order in which tiles are
+// numbered in tile_order.cuh.
 
 #include <algorithm>
 
@@ -128,7 +128,8 @@ int64_t rows_of_chunk(const LinearArguments& call) {
 namespace kernels::cuda {
 
 // Rows must begin at multiples of 16 bytes, for TMA and for vector loads. Only rows of x at
-// `highest` may begin anywhere, because no TMA loads them. (At `high`, RedoMode loads x by TMA.)
+// `highest` may begin anywhere, because split_x reads them, and TMA loads only the split x. (At
+// `high`, RedoMode loads x itself by TMA.)
 bool linear_sm90_supports(const LinearArguments& call) {
   if (call.dtype == DType::kFloat64) return false;
   const bool is_float32 = call.dtype == DType::kFloat32;

@@ -41,7 +41,6 @@ struct BlockConfig {
   static constexpr int kRegistersAtLaunch = 168;
   // Blocks of a cluster, which share a tile of out: each has half of the tile's rows of the weight
   // (columns of out), and both have all of its rows of x.
-
   static constexpr int kClusterSize = 2;
   // The blocks that a multicast copy writes to: one bit for each block.
   static constexpr int kBothBlocks = (1 << kClusterSize) - 1;

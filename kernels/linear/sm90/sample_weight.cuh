@@ -150,7 +150,7 @@ struct ExponentSum {
   }
 };
 static_assert(ExponentSum{(127 - 4 + 127 - 1) << 16 | 2}.mean() == -3,
-              "the mean of the exponents -4 and -1 is -2.5");
+              "the mean of the exponents -4 and -1 is -2.5, rounded down");
 
 // Returns the largest magnitude in the lane's span.
 __device__ inline float largest_of_span(float largest_of_lane) {

@@ -21,7 +21,6 @@
 #include "common/launch.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/split/split.cuh"
-#include "linear/split/split_row.cuh"
 
 namespace kernels::nonfinite {
 
@@ -86,10 +85,10 @@ struct OutTile {
   int first_column;
 };
 
-// Computes the sums of a tile's 32 results, of the terms at those elements of K that are infinite
-// or NaN in one of the tile's rows of x or of the weight. The warps divide K among them, and each
-// stores its sums to warp_sums[warp]: result j is that of row j / 8 and column j % 8 of the tile.
-// Rows and columns past the last of out get sums, too, which are not used.
+// Computes sums for a tile's 32 results: of those terms along K in which one of the tile's rows of
+// x or of the weight is infinite or NaN. The warps divide K among them, and each stores its sums to
+// warp_sums[warp]: result j is that of row j / 8 and column j % 8 of the tile. Rows and columns
+// past the last of out get sums, too, which are not used.
 //
 // A warp takes 32 elements at a time. At first each lane looks at one of them, in all rows of the
 // tile. Then each lane has one of the 32 results, and adds its term at each element that was found.

@@ -136,7 +136,8 @@ struct Float32Matrix {
 // loads use only a few slices.
 // With lo, the k-tiled layout also changes the order within each 16 elements of K (k_order.cuh).
 struct ScaledMatrix : Float32Matrix {
-  // Null for the weight of sm90/'s fp16x3 GEMM, which splits it in registers.
+  // Null for the weight of sm90/'s fp16x3 GEMM, which splits it in registers. (The GEMM with one
+  // product stores the weight's hi here.)
   __half* hi;
   __half* lo;  // null where hi is null, and where hi alone is made
 

@@ -53,7 +53,8 @@ inline int threads_of_row(int64_t k) {
 }
 
 // Combines the values of all threads of the splitter by op; every thread gets the result. Calls
-// with the same T and Op share `warp_values`, so a block passes __syncthreads between them.
+// with the same T and Op share `warp_values`, so the caller must pass __syncthreads between them if
+// the splitter is a block.
 template <typename T, typename Op>
 __device__ T reduce(T value, Splitter splitter, const Op& op) {
   __shared__ T warp_values[SplitConfig::kWarps];
@@ -73,7 +74,7 @@ __device__ T reduce(T value, Splitter splitter, const Op& op) {
 template <int kCount>
 __device__ void load_octets(float (&v)[kCount][kOctet], const float* row, int64_t first_element,
                             int64_t stride, int64_t k) {
-  const bool is_aligned = has_aligned_rows(/*first=*/row) && k % 4 == 0;
+  const bool is_aligned = has_aligned_rows(row) && k % 4 == 0;  // of this row alone
   // An aligned row: four elements at a time, or zeros past k. The conditions are predicates of the
   // loads, not branches between them, so all loads are issued at once.
 #pragma unroll

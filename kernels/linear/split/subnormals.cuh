@@ -25,7 +25,8 @@ constexpr float kLeastNormalHi = 0x1p-14f;
 //                       subnormals                                      elements
 //
 //   a row of x          its subnormals                                  its nonzeros
-//   a row of weight     the scaled count of converter_subnormals.cuh    K
+//   a row of weight     the scaled count of converter_subnormals.cuh,   K
+//                       which makes up for zeros
 __host__ __device__ inline bool exceeds_subnormal_limit(int64_t subnormals, int64_t elements) {
   constexpr int64_t kElementsPerSubnormal = 32;
   return subnormals * kElementsPerSubnormal > elements;

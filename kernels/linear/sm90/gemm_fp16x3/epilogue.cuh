@@ -87,9 +87,9 @@ __device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, i
 // epilogue. Then the consumers may read the inputs of this work tile, and the loader may overwrite
 // those of the previous one.
 //
-// Each warpgroup has a named barrier of its own with the loader, so that it need not wait for the
-// other one. compute-sanitizer's racecheck (2025.3) does not follow a warp that meets two barriers
-// in turn, so for racecheck there is one barrier for all.
+// Each warpgroup has a named barrier of its own with the loader, so that the first one need not
+// wait for the second. compute-sanitizer's racecheck (2025.3) does not follow a warp that meets two
+// barriers in turn, so for racecheck there is one barrier for all.
 #ifdef KERNELS_RACECHECK
 __device__ inline void sync_with_loader(int) {
   ptx::barrier_sync(Fp16x3Config::kFirstEpilogueBarrier, BlockConfig::kConsumerThreads + 32);
@@ -156,9 +156,8 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
 
 // ----- the epilogues
 
-// Lanes 4 * g + c with the same c have the same rows. Two lanes whose numbers differ only in one of
-// these bits have columns that are two, or four, apart.
-
+// Lanes 4 * g + c with the same c have the same rows. Two of them whose numbers differ only in the
+// first bit have columns that are two apart, and in the second bit four.
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
 static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &&

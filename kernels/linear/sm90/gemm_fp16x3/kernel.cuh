@@ -46,7 +46,7 @@
 // starts the TMA copies (also copies for the next tile, during the epilogue), and the loader warp,
 // which loads what the epilogue needs.
 //
-// The parts are in these files (linear_sm90.cu lists those for both GEMM kernels):
+// The parts are in these files, and in those that both GEMM kernels share (linear_sm90.cu):
 //
 //   launch.cuh             the launches of the kernel, and their workspace
 //   choose_tiles.h         the host's choice of how many rows a tile has
@@ -64,8 +64,8 @@
 //
 // - Conversion runs beside the products. If it did not, the kernel would take 7% longer (measured
 //   with another order of products: docs/EXPERIMENTS.md, "Variants of both orders").
-// - The second warpgroup starts half a k-group after the first, so that products of one keep the
-//   tensor cores busy while the other promotes or scales, and has no product in flight.
+// - The second warpgroup starts half a k-group after the first. So while one of them promotes or
+//   scales, and has no product in flight, products of the other keep the tensor cores busy.
 
 #pragma once
 

@@ -272,7 +272,7 @@ struct Fp16x3Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Starts a hi product that follows another one, which is promoted before with kPromotesFirst.
+  // Starts a hi product that follows another one. If kPromotesFirst, that one is promoted first.
   template <bool kPromotesFirst, int kRows>
   __device__ void multiply_next_hi(TileRows<kRows> rows, const WeightFragments& fragments,
                                    const State& state) {
@@ -294,8 +294,8 @@ struct Fp16x3Consumer {
     for (int j = 0; j < kRows / 2; ++j) accumulators[j] *= 1 / split::kLoScale;
   }
 
-  // Does what consumer_release does, for intervals above 32 with an address that is computed once.
-  // The kernel for an interval of 32 has no register left for it.
+  // Does what consumer_release does. The kernels for intervals of 64 and 128 compute the address
+  // only once; the one for 32 has no register left for it.
   __device__ void release(const State& state) const {
     if constexpr (kPromotionInterval == 32) {
       pipeline.consumer_release(state);
@@ -354,7 +354,8 @@ struct Fp16x3Consumer {
     convert(weight.even, second.even);                                  // c 2
     multiply_lo(rows, weight.even, second.even, /*accumulates=*/true);  // lo 2
     // In a work tile's first k-group, lets the second warpgroup start (why: kernel.cuh). The first
-    // one cannot arrive twice before the second has started: they are at most five stages apart.
+    // one cannot arrive again before the second has started, because it would need stages that the
+    // second one has not released yet.
     if (k_group == 0 && is_first_warpgroup) {
       ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
     }
@@ -368,7 +369,7 @@ struct Fp16x3Consumer {
   }
 
   // Starts the next k-group while hi 3 of this one runs. `second` has this k-group's k-tiles 2 and
-  // 3; both stages are released. `next` has the next k-group's k-tiles 0 and 1.
+  // 3, whose stages it releases. `next` has the next k-group's k-tiles 0 and 1.
   template <int kRows>
   __device__ __forceinline__ void start_next_k_group(TileRows<kRows> rows, WeightPair& weight,
                                                      const StagePair& second,

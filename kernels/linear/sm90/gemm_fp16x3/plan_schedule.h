@@ -3,8 +3,8 @@
 // that the comments below use. Three quantities occur:
 //
 //   load    of a work tile: its rows of x times its k-groups. Clusters get equal loads.
-//   time    in row times (PlanConfig). It also has a constant for each k-group. A load has none,
-//           which changes little, as tiles of one product have nearly the same rows.
+//   time    in row times (PlanConfig). It also counts kKGroupOverhead for each k-group. Loads leave
+//           that out, because tiles of one product have nearly the same rows.
 //   place   in the last wave's line, in k-groups: where ranges begin and end
 
 #pragma once
@@ -86,9 +86,9 @@ class Planner {
     }
   }
 
-  // Returns whether to cut the tiles of the last wave: whether the busiest cluster saves at least
-  // the load of kMinSaving k-groups of the tile with the most rows if all clusters have the same
-  // load. (Both loads are multiplied by `clusters` here, so that they are whole numbers.)
+  // Returns whether to cut the tiles of the last wave: whether with equal loads the busiest cluster
+  // would save at least the load of kMinSaving k-groups of the tile with the most rows. (Both loads
+  // are multiplied by `clusters` here, so that they are whole numbers.)
   bool cutting_pays() const {
     int64_t busiest_load = 0;  // if no tile is cut
     for (int cluster = 0; cluster < clusters_; ++cluster) {

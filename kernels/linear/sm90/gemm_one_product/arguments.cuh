@@ -75,8 +75,8 @@ struct OneProductConfig {
   // ----- How the epilogues stage results in shared memory (shared_memory.cuh)
 
   // StagedAccumulators (float32, and the general epilogue of half types): a subtile of two row
-  // blocks at a time. A warp stages a row block as one float4 a lane, and one for padding (see
-  // StagedAccumulatorsReader).
+  // blocks at a time. A warp stages a row block as 32 float4, one a lane, and one more as
+  // padding (see StagedAccumulatorsReader).
   static constexpr int kRowBlocks = kTileRows / FragmentConfig::kRowBlockRows;
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtiles = kRowBlocks / kSubtileRowBlocks;
@@ -141,8 +141,8 @@ struct WeightConversion {
   unsigned* row_subnormals;  // [N]
   int k_tiles;               // how many K has
   // All clusters together multiply about x_tiles_at_once times weight_tiles_at_once tiles of out at
-  // a time, in the first band of TileOrder. There, each tile of the weight is used for the first
-  // time, and must be converted by then.
+  // a time, in the first band of TileOrder (tile_order.cuh). This band uses each tile of the weight
+  // for the first time, so conversion has to keep ahead of it.
   int x_tiles_at_once;
   int weight_tiles_at_once;
 };

@@ -168,7 +168,8 @@ struct RowMajor {
   }
 
   // Returns the pieces of a row-major weight that share elements with `piece`, as a bit mask: bit 9
-  // is for p9. (The subnormals of both layouts are counted in them: converter_subnormals.cuh.)
+  // is for p9. Here it is the piece itself. (converter_subnormals.cuh counts the subnormals of both
+  // layouts in row-major pieces.)
   __host__ __device__ static constexpr uint32_t row_major_pieces(Piece piece) {
     return 1u << piece.number();
   }

@@ -101,15 +101,15 @@ __device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lan
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
     const OctetPlace place = Layout::place(lane, part, octet);
-    // The distance from `target` is equal for all lanes. It is computed for lane 0, whose `target`
-    // has the offset 0, so that it is a constant for the compiler.
+    // The distance from `target` is equal for all lanes. It is computed for lane 0, whose first
+    // octet has the offset 0, so that it is a constant for the compiler.
     const int distance = Layout::place(/*lane=*/0, part, octet).offset();
     *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.lane_row], &probe);
   }
   return probe.has_found();
 }
 
-// Loads the factors of the lane's rows in a patch: those of its first kRows octets.
+// Loads the factors of the lane's rows in a patch. Its first kRows octets have one row each.
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
                                             int lane, float (&scale)[Layout::kRows]) {
@@ -134,7 +134,6 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
   const int64_t first_k = int64_t{patch.first_k_tile} * ConverterConfig::kKTileDepth;
   const Loader loader{Layout::source_of(weight, patch.first_n, first_k, lane), ring, lane, barrier};
-  // Where the lane's octet 0 of the k-tile's first piece goes.
   const OctetPlace first = Layout::place(lane, /*part=*/0, /*octet=*/0);
   __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
                    (patch.first_n + first.row) * split::kKTileRowNumbers + first.k;

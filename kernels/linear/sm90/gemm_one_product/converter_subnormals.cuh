@@ -18,9 +18,8 @@
 // The steps of a warp:
 //
 //   SubnormalProbe       notices, while elements are rounded, whether a piece has subnormals
-//   count_found_pieces   counts them in a second pass, where pieces have some, because counting
-//                        everywhere would slow the conversion down. (convert_edge_patch counts
-//                        octets at once.)
+//   count_found_pieces   counts those of such pieces in a second pass, because counting everywhere
+//                        would slow the conversion down. (convert_edge_patch has no second pass.)
 //   mark_row_for_tf32    puts an infinity into a row whose count is too large, so that the row's
 //                        tiles are computed again (kernel.cuh)
 //
@@ -166,10 +165,10 @@ __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conve
   return has_found;
 }
 
-// Puts an infinity into row n, in `k_tile`, which is any one of the patch, if too many subnormals
-// have been counted in the row so far. No row is missed, because the patch that is the last to add
-// its count sees the whole count. Each lane calls it for a row of its own. The load is an acquire,
-// as an ordinary load might find an old count in L1.
+// Puts an infinity into row n, in `k_tile`, which is any k-tile of the patch, if too many
+// subnormals have been counted in the row so far. No row is missed, because the patch that is the
+// last to add its count sees the whole count. Each lane calls it for a row of its own. The load is
+// an acquire, as an ordinary load might find an old count in L1.
 __device__ __forceinline__ void mark_row_for_tf32(const WeightConversion& conversion, int64_t k,
                                                   int64_t n, int k_tile) {
   const split::ScaledMatrix& weight = conversion.weight;

@@ -1,6 +1,7 @@
 // The epilogue of gemm_one_product_kernel: what a consumer warpgroup does with the accumulators of
-// a tile, 64 rows of the weight (columns of out) x 256 rows of x (rows of out). If the operands are
-// float32, it first undoes the scaling of their rows. linear/epilogue.cuh has the rest.
+// a tile, 64 rows of the weight (columns of out) x 256 rows of x (rows of out). In float32 it
+// first undoes the scaling of rows (in RedoMode by 1, as nothing is scaled). linear/epilogue.cuh
+// has the rest.
 //
 // kernel.cuh calls one of these for each tile:
 //
@@ -40,11 +41,11 @@ namespace kernels::sm90::gemm_one_product {
 
 // Multiplies an accumulator by 2^-exponent of its row of x, and of its row of the weight. The
 // product of these two factors may overflow or underflow, so they are applied one after the other,
-// the smaller one first. Then a multiplication overflows only if the result does. If the product
-// with the smaller factor, which is 2^-126 or more (kMaxExponentWithoutLo), is subnormal, it is
-// rounded by at most 2^-150. This counts as an error of the accumulator of at most 2^-150 / 2^-126
-// = 2^-24. Rounding x to fp16 may cost more: the largest scaled x is 2^14 or more, so its error can
-// be 2^3. Times the smallest fp16 weight but 0, 2^-24, this is 2^-21.
+// the smaller one first. Then a multiplication overflows only if the result does. The smaller
+// factor is 2^-126 or more (kMaxExponentWithoutLo). If the product with it is subnormal, the
+// product is rounded by at most 2^-150. This counts as an error of the accumulator of at most
+// 2^-150 / 2^-126 = 2^-24. Rounding x to fp16 may cost more: the largest scaled x is 2^14 or more,
+// so its error can be 2^3. Times the smallest fp16 weight but 0, 2^-24, this is 2^-21.
 __device__ inline float undo_scaling(float accumulator, float x_unscale, float weight_unscale) {
   return accumulator * fminf(x_unscale, weight_unscale) * fmaxf(x_unscale, weight_unscale);
 }
@@ -81,7 +82,7 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
         }
         z[i] += inputs.bias[reader.column + i];
       }
-      // Lanes that differ in bit 0 have the two halves of a byte of the mask.
+      // Lanes whose numbers differ by 1 have the two halves of a byte of the mask.
       store_four_results</*kLaneBit=*/1>(epilogue, m < epilogue.m, m,
                                          warpgroup_tile.first_n + reader.column, z);
     }
@@ -92,8 +93,9 @@ __device__ void store_general(const Epilogue<T>& epilogue, const WarpgroupTile& 
 
 // ----- the fast epilogue of float32
 
-// Returns the rule of the fast epilogue of float32: N is a multiple of 4, because RowCursor stores
-// vectors of 16 bytes, and with a mask of 8, so that a row has whole bytes of the mask.
+// Returns the rule of the fast epilogue of float32: N must be a multiple of 4, because RowCursor
+// stores vectors of 16 bytes. With a mask, N must be a multiple of 8, so that a row has whole
+// bytes.
 inline FastEpilogueRule fast_epilogue_rule_of_float32(const LinearArguments& call) {
   return {/*alignment=*/call.mask != nullptr ? 8 : 4};
 }

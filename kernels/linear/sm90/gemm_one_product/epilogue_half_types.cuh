@@ -1,5 +1,5 @@
 // The fast epilogue of half types (float16 and bfloat16) in gemm_one_product_kernel.
-// sm90/fragment.cuh explains row blocks, column blocks, g and c, and the words of a pair.
+// sm90/fragment.cuh explains row blocks, column blocks, g, and the words of a pair.
 //
 // The steps of store_fast for each part of the tile, 64 rows; those in brackets are for calls with
 // a mask (epilogue_half_types_mask.cuh):
@@ -128,9 +128,9 @@ struct StagedRowsReader {
 };
 
 // Returns the rule of the fast epilogue of half types. N must be a multiple of 8, because
-// StagedRowsReader stores vectors of 16 bytes, and with a mask of 64, because store_mask_rows
-// stores the bits of a warpgroup's 64 columns at once. The call must have ReLU, because
-// make_results_of_pair always applies it.
+// StagedRowsReader stores vectors of 16 bytes. With a mask, N must be a multiple of 64, because
+// store_mask_rows stores the bits of a warpgroup's 64 columns at once. The call must have ReLU,
+// because make_results_of_pair always applies it.
 template <typename T>
 FastEpilogueRule fast_epilogue_rule_of_half_types(const LinearArguments& call) {
   const int64_t alignment =
@@ -172,7 +172,8 @@ __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& war
       const int offset = buffer_offset_of_part<T>(part) + pair * kPairRows * kStagedRowBytes;
       ptx::store_matrices_transposed(matrix_address + offset, results.words);
       if constexpr (kMask) {
-        // The lane keeps mask bits of the second row block of the pair, not of the first.
+        // In the exchange of mask bits, the lane keeps those of the second row block
+        // (PairMaskBits).
         const bool keeps_second = fragment_lane.g / 4 == 1;
         stage_mask_of_pair(results.mask_bits, keeps_second, pair * kPairRows, warp, fragment_lane,
                            staged.mask);

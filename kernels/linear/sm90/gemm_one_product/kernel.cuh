@@ -62,8 +62,8 @@
 //
 // ----- Tiles that are multiplied as TF32
 //
-// docs/DESIGN.md has the rule, under the same title. split_x.cuh gives a row of x that does not fit
-// into fp16 the exponent kNeedsTf32. ConvertMode's producer lists the tiles of such a row in a
+// docs/DESIGN.md has the rule, under the same title. If a row of x does not fit into fp16,
+// split_x.cuh gives it the exponent kNeedsTf32. ConvertMode's producer lists the row's tiles in a
 // RedoList, and leaves them out. Its consumers list a tile if a row of weight does not fit: they
 // find infinite or NaN accumulators after the mainloop. A launch with RedoMode then computes the
 // listed tiles, and overwrites what ConvertMode may have stored.
@@ -169,7 +169,7 @@ __device__ __forceinline__ void run_gradient_consumer(const OneProductArguments<
   for_each_tile(args, [&](int index, const TilePosition&) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       consumer.multiply_next_k_tile(accumulators, k_tile);
-      // As long as the share of stored boxes is behind the share of multiplied k-tiles.
+      // The loop stores boxes until their share is that of the multiplied k-tiles.
       const int multiplied = k_tile + 1;
       while (packed.stored_boxes * k_tiles < packed.kBoxes * multiplied) store_next_box();
     }

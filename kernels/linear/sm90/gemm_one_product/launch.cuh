@@ -16,7 +16,6 @@
 #include "launchers.h"
 #include "linear/chunks.h"
 #include "linear/epilogue.cuh"
-#include "linear/sm90/gemm_one_product/converter.cuh"
 #include "linear/sm90/gemm_one_product/kernel.cuh"
 #include "linear/sm90/launch_gemm.cuh"
 #include "linear/sm90/pipeline.cuh"
@@ -34,7 +33,6 @@ inline TileOrder tiles_of(const LinearArguments& call) {
 }
 
 // Returns the kernel's arguments. redo, conversion and x_exponent, for float32 only, are null.
-
 template <typename Mode>
 OneProductArguments<Mode> make_arguments(const LinearArguments& call,
                                          const Epilogue<typename Mode::Out>& epilogue) {
@@ -234,8 +232,8 @@ inline void launch_convert(const LinearArguments& call, const OneProductWorkspac
 }
 
 // Launches the TF32 product of the listed tiles, in RedoMode. wgmma takes no transposed TF32
-// operands, so a transposed weight is copied first. If no tile is listed, the copy and the product
-// end at once.
+// operands, so a transposed weight is copied first. (x is never transposed in float32.) If no tile
+// is listed, the copy and the product end at once.
 inline void launch_redo(const LinearArguments& call, const OneProductWorkspace& workspace,
                         cudaStream_t stream) {
   using Mode = RedoMode;

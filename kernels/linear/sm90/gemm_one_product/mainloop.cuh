@@ -6,7 +6,6 @@
 #include <climits>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "common/ptx/barrier.cuh"
 #include "common/ptx/cluster.cuh"
@@ -122,9 +121,10 @@ __device__ __forceinline__ void load_k_tile(const OperandMaps& maps,
 // the warp call the functions.
 struct ConversionProgress {
   const WeightConversion& conversion;
-  int* producer_k_tile;       // the counter of this block
-  int k_tiles_before = 0;     // k-tiles of all earlier tiles, also of those that are left out
-  int converted_k_tiles = 0;  // k-tiles of the current panel known to be converted: the first ones
+  int* producer_k_tile;    // the counter of this block
+  int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
+  int converted_k_tiles =
+      0;  // so many first k-tiles of the current panel are known to be converted
 
   // Tells the converters that the producer has begun this k-tile of the current tile.
   __device__ void begin_k_tile(int k_tile) const { set_latest(k_tiles_before + k_tile); }
@@ -139,8 +139,9 @@ struct ConversionProgress {
     converted_k_tiles = 0;
   }
 
-  // Lets this block's converters, which stay at most kLead k-tiles ahead of their producer, go on
-  // after its last k-tile, because other blocks may still need the patches that they have taken.
+  // Lets this block's converters go on after the producer's last k-tile, because other blocks may
+  // still need the patches that these converters have taken. (Converters stay at most kLead k-tiles
+  // ahead of their producer.)
   // The latest k-tile becomes the largest number to which kLead can be added without overflow.
   __device__ void finish() const { set_latest(INT_MAX - ConverterConfig::kLead); }
 
