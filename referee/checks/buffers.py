@@ -60,12 +60,12 @@ def compare_buffers(
         outputs=room_for_copies(grading, specs),
     )
     for i, (name, description) in enumerate(zip(names, reply["buffers"], strict=True)):
-        prefix = f"{case_name}: its buffer {name}"
-        check_description(grading, description, specs[i], f"{prefix}: ")
-        got = read_result(grading, description, prefix, ResultIndex(0, i))
+        buffer = f"{case_name}: its buffer {name}"
+        check_description(grading, description, specs[i], buffer)
+        got = read_result(grading, description, buffer, ResultIndex(0, i))
         mistake = reference_buffers[name].compare(flat_reals(got)).mistake
         if mistake:
-            reason = f"{prefix} is not what the reference's forward makes of it: {mistake}"
+            reason = f"{buffer} is not what the reference's forward makes of it: {mistake}"
             raise NotCorrectError(WRONG, reason[:MAX_LINE_LENGTH])
 
 

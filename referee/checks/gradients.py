@@ -261,9 +261,9 @@ def _compare_quantities(
     ):
         if quantity.spec is None:
             continue
-        prefix = f"{quantity.name}, recorded: "
+        case_name = f"{quantity.name}, recorded"
         index = ResultIndex(0, result_index)
-        got = read_quantity(grading, quantity, description, prefix, index)
+        got = read_quantity(grading, quantity, description, case_name, index)
         check_complete(reply["elements"], result_index, got, quantity.name)
         if isinstance(quantity, ResultQuantity):
             inputs = grading.latest_inputs

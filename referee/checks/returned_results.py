@@ -51,9 +51,9 @@ def check_results(
     has_several = len(reference_results) > 1
     for result_index, reference_result in enumerate(reference_results):
         description = descriptions[result_index]
-        prefix = f"{case_name}, output {result_index}: " if has_several else f"{case_name}: "
-        check_description(grading, description, reference_result, prefix)
-        check_elements_apart(description, reference_result, prefix)
+        output_name = f"{case_name}, output {result_index}" if has_several else case_name
+        check_description(grading, description, reference_result, output_name)
+        check_elements_apart(description, reference_result, output_name)
         check_new_memory(grading, description, result_index, case_name)
     check_results_apart(grading, descriptions, case_name)
     return descriptions
@@ -81,7 +81,7 @@ def check_description(
     grading: Grading,
     description: dict,
     reference_result: ResultSpec | torch.Tensor,
-    prefix: str,
+    case_name: str,
 ) -> None:
     """Check the type, dtype, device and shape of a result.
 
@@ -89,11 +89,11 @@ def check_description(
         grading: the file under grading.
         description: describes the result.
         reference_result: the reference's result.
-        prefix: the beginning of a message.
+        case_name: the case in messages.
     """
     kind = str(description.get("type"))[:MAX_TYPE_LENGTH]
     if kind != "Tensor":
-        raise NotCorrectError(WRONG, f"{prefix}returns a {kind}, not a dense tensor")
+        raise NotCorrectError(WRONG, f"{case_name}: returns a {kind}, not a dense tensor")
     expected_entries = {
         "dtype": dtype_name(reference_result.dtype),
         "device": str(grading.device),
@@ -102,11 +102,12 @@ def check_description(
     for name, value in expected_entries.items():
         if description.get(name) != value:
             got = str(description.get(name))[:MAX_LINE_LENGTH]
-            raise NotCorrectError(WRONG, f"{prefix}the output's {name} is {got}, expected {value}")
+            reason = f"the output's {name} is {got}, expected {value}"
+            raise NotCorrectError(WRONG, f"{case_name}: {reason}")
 
 
 def check_elements_apart(
-    description: dict, reference_result: ResultSpec | torch.Tensor, prefix: str
+    description: dict, reference_result: ResultSpec | torch.Tensor, case_name: str
 ) -> None:
     """Check that no elements of a result share memory, unless some of the reference's do.
 
@@ -115,7 +116,7 @@ def check_elements_apart(
     Args:
         description: describes the result.
         reference_result: the reference's result.
-        prefix: the beginning of a message.
+        case_name: the case in messages.
     """
     is_tensor = isinstance(reference_result, torch.Tensor)
     reference_strides = reference_result.stride() if is_tensor else reference_result.strides
@@ -130,7 +131,7 @@ def check_elements_apart(
             f"elements of its result share memory or interleave (strides {strides}), the "
             "reference's do not; contiguous() separates them"
         )
-        raise NotCorrectError(WRONG, f"{prefix}{reason}"[:MAX_LINE_LENGTH])
+        raise NotCorrectError(WRONG, f"{case_name}: {reason}"[:MAX_LINE_LENGTH])
 
 
 def is_in_shared_memory(grading: Grading, description: dict) -> bool:

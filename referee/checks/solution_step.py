@@ -58,7 +58,7 @@ def check_results_of_step_apart(
 
 
 def read_quantity(
-    grading: Grading, quantity: Quantity, description: dict, prefix: str, index: ResultIndex
+    grading: Grading, quantity: Quantity, description: dict, case_name: str, index: ResultIndex
 ) -> torch.Tensor:
     """Check the form of a result or gradient of the solution; return its values.
 
@@ -66,12 +66,12 @@ def read_quantity(
         grading: the file under grading.
         quantity: the result or gradient.
         description: describes the solution's.
-        prefix: the beginning of a message.
+        case_name: the case in messages.
         index: its index in the reply.
     """
-    check_description(grading, description, quantity.spec, prefix)
+    check_description(grading, description, quantity.spec, case_name)
     # autograd may return a gradient that shares memory, as torch's own modules do.
     if quantity.kind is Kind.RESULT:
-        check_elements_apart(description, quantity.spec, prefix)
-        check_new_memory(grading, description, index.result_index, prefix.removesuffix(": "))
+        check_elements_apart(description, quantity.spec, case_name)
+        check_new_memory(grading, description, index.result_index, case_name)
     return read_result(grading, description, quantity.name, index)

@@ -143,6 +143,7 @@ class _StepRunner:
         self._grading.findings.times.steps.kept = count_kept_bytes(self._grading)
         check_intact(self._grading, "a forward whose kept bytes are counted")
         for _ in range(EMPTY_REQUESTS):
+            self._flush()
             timed = time_steps(self._grading, self._nothing, self._step_count)
             self.samples.empty_samples.append(timed.sample)
         self._memory.begin()
@@ -254,8 +255,8 @@ class _StepRunner:
             index: its index in the reply.
             early_elements: as for `_compare_request`.
         """
-        prefix = f"a timed step's {quantity.name}: "
-        got = read_quantity(self._grading, quantity, description, prefix, index)
+        case_name = f"a timed step's {quantity.name}"
+        got = read_quantity(self._grading, quantity, description, case_name, index)
         if early_elements.differs(index, got):
             raise NotCorrectError(WRONG, f"a timed step's {CHANGES_LATE}")
         return got

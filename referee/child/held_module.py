@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from referee.contestants.descriptions import describe
-from referee.contestants.execute import execute
+from referee.contestants.execute import execute, forget_modules
 from referee.contestants.forms import unpack
 from referee.contestants.mapping import Mapping
 from referee.contestants.seeding import seed_generators
@@ -36,6 +36,8 @@ class HeldModule:
         self._mapping = mapping
         self._device = device
         self._class: Callable | None = None  # the file's ModelNew or Model
+        self._folders: list[str] = []  # from which the file may import
+        self._modules_before: set[str] = set()  # names of modules before the file's import
 
     def import_file(
         self, text: str, path: str, class_names: list[str], folders: list[str], builds: str = ""
@@ -59,8 +61,11 @@ class HeldModule:
         self.file = path
         if builds:
             os.environ["TORCH_EXTENSIONS_DIR"] = builds
-        sys.path.insert(0, str(Path(path).parent))
+        own_folder = str(Path(path).parent)
+        sys.path.insert(0, own_folder)
         sys.path.extend(folders)
+        self._folders = [own_folder, *folders]
+        self._modules_before = set(sys.modules)
         data = base64.b64decode(text)
         start = perf_counter()
         self._class = _find_class(execute("solution", path, data), class_names)
@@ -109,9 +114,13 @@ class HeldModule:
         return [state[name] for name in names]
 
     def forget(self) -> None:
-        """Forget the module and its class."""
+        """Forget the module, its class, and the modules that its file has imported."""
         self.module = None
         self._class = None
+        for folder in self._folders:
+            sys.path.remove(folder)
+            forget_modules(folder, self._modules_before)
+        self._folders = []
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Return the module's parameters and buffers by name, the objects themselves."""

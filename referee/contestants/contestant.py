@@ -101,6 +101,9 @@ class Contestant:
         self._pipes, contestants_ends = open_pipes()
         try:
             self.pid, self._init_pid = _fork(server, pool, device, role, contestants_ends)
+        except BaseException:
+            self._pipes.close()
+            raise
         finally:
             for descriptor in contestants_ends:
                 os.close(descriptor)
@@ -113,15 +116,13 @@ class Contestant:
         self.reader = Reader(self.pid, device, pool)
         try:
             # It is not forged: no solution's code has run yet.
-            first_reply = self._receive(_Request(token=""))
+            first_reply = self._receive_and_stop(_Request(token=""))
+            self._rest.note_runs()
+            self.is_readable = self.reader.can_read(first_reply["sample"])
         except BaseException:
             self.close()
             raise
         self.addresses = tuple(first_reply["addresses"])
-        self._rest = self._stop()
-        self._rest.note_runs()
-        self.is_readable = self.reader.can_read(first_reply["sample"])
-        self._stopped_at = monotonic()
         self._begun: _Request | None = None  # nobody has read its reply yet, see `begin`
 
     def ask(

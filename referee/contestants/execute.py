@@ -6,6 +6,7 @@ The referee does so with reference files, a contestant's process with the soluti
 import importlib.util
 import linecache
 import sys
+from collections.abc import Collection
 from types import ModuleType
 
 
@@ -29,3 +30,17 @@ def execute(name: str, path: str, text: bytes) -> ModuleType:
     sys.modules[name] = module
     exec(code, module.__dict__)
     return module
+
+
+def forget_modules(folder: str, kept: Collection[str]) -> None:
+    """Forget modules that were imported from a folder: another may have modules of the same names.
+
+    Args:
+        folder: the folder.
+        kept: names of modules that stay. The referee's own stay, too.
+    """
+    for name, module in list(sys.modules.items()):
+        is_from_folder = str(getattr(module, "__file__", None) or "").startswith(f"{folder}/")
+        is_own = name.partition(".")[0] == "referee"
+        if is_from_folder and not is_own and name not in kept:
+            del sys.modules[name]

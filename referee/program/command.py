@@ -10,7 +10,8 @@ the options make no sense, or the reference cannot be graded (1 in folders); 130
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -58,19 +59,13 @@ def grade(args: argparse.Namespace, parser: Parser, command_line: str) -> int:
         command_line: as the user can type it again in a shell.
     """
     progress = console.Progress()
-    try:
+    if folders.are_named(args):
+        return _grade_folders(args, parser, command_line, progress)
+    with _refusals_of(parser):
         device, why_no_gpu = choose_device(args.device)
-        if folders.are_named(args):
-            return _grade_folders(args, command_line, device, why_no_gpu, progress)
         progress("running the reference")
         problem = Problem(args.reference.stem, load(args.reference), device)
         solutions = read_files(args.solution)
-    except (BadReferenceError, ValueError) as error:
-        parser.error(str(error))
-    except torch.OutOfMemoryError as error:
-        parser.error(f"no memory to prepare the problem: {first_error_line(str(error))}")
-    except OSError as error:
-        parser.error(f"cannot read {error.filename}: {error.strerror}")
     progress.clear()
     document = records.document(command_line, "grading", records.environment(device))
     grader = FileGrader(
@@ -87,25 +82,35 @@ def grade(args: argparse.Namespace, parser: Parser, command_line: str) -> int:
     return run(partial(grade_files, grader), partial(write_results, args), document)
 
 
+@contextmanager
+def _refusals_of(parser: Parser) -> Iterator[None]:
+    """End the program with one line if the block cannot do what the options ask for."""
+    try:
+        yield
+    except (BadReferenceError, ValueError) as error:
+        parser.error(str(error))
+    except torch.OutOfMemoryError as error:
+        parser.error(f"no memory to prepare the problem: {first_error_line(str(error))}")
+    except OSError as error:
+        parser.error(f"cannot read {error.filename}: {error.strerror}")
+
+
 def _grade_folders(
-    args: argparse.Namespace,
-    command_line: str,
-    device: torch.device,
-    why_no_gpu: str,
-    progress: console.Progress,
+    args: argparse.Namespace, parser: Parser, command_line: str, progress: console.Progress
 ) -> int:
     """Grade folders; return the exit status.
 
     Args:
         args: the options.
+        parser: as for `grade`.
         command_line: as the user can type it again, for the JSON file.
-        device: where solutions compute, unless `--devices` names several.
-        why_no_gpu: the reason for the headline, see `choose_device`.
         progress: shows what is done now.
     """
-    devices = _choose_devices(args.devices) if args.devices else [device]
+    with _refusals_of(parser):
+        device, why_no_gpu = choose_device(args.device)
+        devices = _choose_devices(args.devices) if args.devices else [device]
+        job = folders.find_work(args)
     document = records.document(command_line, "grading", records.environment(devices[0]))
-    job = folders.find_work(args)
     names = ", ".join(map(str, devices))
     console.show(tables.headline(document["environment"], names, why_no_gpu))
     return folders.grade(job, devices, make_options(args), document, progress)

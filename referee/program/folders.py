@@ -173,11 +173,18 @@ def _report(args: argparse.Namespace, document: dict) -> bool:
 
 
 def _append(path: Path, record: dict) -> None:
-    """Append a record to a file as one line; return when it is on the disk."""
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Append a record to a file as one line; return when it is on the disk.
+
+    If that fails, the program ends: later verdicts would be lost, too.
+    """
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        console.say(f"cannot write {path}: {error.strerror}")
+        raise SystemExit(1) from None
 
 
 def read_out(path: Path) -> list[dict]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from referee.contestants.descriptions import as_plain_tensor, flatten
-from referee.contestants.execute import execute
+from referee.contestants.execute import execute, forget_modules
 from referee.message_lines import first_error_line
 from referee.reference.random_values import reseed, seeded
 
@@ -150,7 +150,7 @@ class ReferenceFile:
 
 
 def load(path: Path, text: bytes | None = None) -> ReferenceFile:
-    """Import a reference file. Its folder is added to the end of `sys.path`, for its own imports.
+    """Import a reference file. Its folder is added to `sys.path`, for its own imports.
 
     Args:
         path: the file.
@@ -159,9 +159,7 @@ def load(path: Path, text: bytes | None = None) -> ReferenceFile:
     Raises:
         BadReferenceError: it does not import, or a name is missing.
     """
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    _importable_folders.add(str(path.resolve().parent))
     if text is None:
         text = path.read_bytes()
     module = _call_or_refuse(path, "the import", lambda: execute(MODULE_NAME, str(path), text))
@@ -172,6 +170,34 @@ def load(path: Path, text: bytes | None = None) -> ReferenceFile:
             f"{path}: defines no {', no '.join(missing)} (a problem defines {all_names})"
         )
     return ReferenceFile(path, *(getattr(module, name) for name in NAMES), text=text)
+
+
+class _ImportableFolders:
+    """The folders of the references so far, from which these may import."""
+
+    def __init__(self) -> None:
+        self._folders: list[str] = []  # the end of `sys.path`; the latest comes first
+        self._modules_before: set[str] = set()  # their names
+
+    def add(self, folder: str) -> None:
+        """Make a folder the first of these in `sys.path`, unless it is in another part of that.
+
+        Modules of the other folders are forgotten, so that none is taken for one of this folder.
+        """
+        if not self._folders:
+            self._modules_before = set(sys.modules)
+        for other in self._folders:
+            if other != folder:
+                forget_modules(other, self._modules_before)
+        if folder in self._folders:
+            self._folders.remove(folder)
+            sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.insert(len(sys.path) - len(self._folders), folder)
+            self._folders.insert(0, folder)
+
+
+_importable_folders = _ImportableFolders()
 
 
 def _call_or_refuse(path: Path, name: str, call: Callable[[], T]) -> T:

@@ -105,12 +105,12 @@ class ReferenceModule:
 
     def eager_results(self, inputs: list) -> list[torch.Tensor]:
         """Return eager's results of a forward, without error budgets."""
-        with self._restored_buffers():
+        with _restored_buffers(self.module):
             return self._problem.run(self.module, inputs)
 
     def reference_tensors(self, inputs: list) -> list[ReferenceTensor]:
         """Return eager's results of a forward, with their error budgets."""
-        with self._restored_buffers():
+        with _restored_buffers(self.module):
             return self._problem.reference_tensors(self.module, inputs)
 
     def buffers_after(self, inputs: list) -> dict[str, ReferenceTensor]:
@@ -124,7 +124,7 @@ class ReferenceModule:
 
     def eager_results_of_step(self, step: StepArguments) -> list[torch.Tensor | None]:
         """Return eager's results and gradients of a training step, without error budgets."""
-        with self._restored_buffers():
+        with _restored_buffers(self.module):
             return self._problem.run_step(step)
 
     def step_with_budgets(self, step: StepArguments) -> list[ReferenceTensor | None]:
@@ -132,7 +132,7 @@ class ReferenceModule:
 
         The list is empty if the reference has no gradients to compare.
         """
-        with self._restored_buffers():
+        with _restored_buffers(self.module):
             tensors, self.float64_obstacle_in_steps = step_with_budgets(
                 self._problem, step, self.float64_obstacle_in_steps
             )
@@ -167,7 +167,7 @@ class ReferenceModule:
         unknown = [math.inf] * len(eager)
         try:
             for _ in range(OTHER_ROUNDINGS_OF_STEPS):
-                with self._restored_buffers(), OtherRoundings(self._problem):
+                with _restored_buffers(self.module), OtherRoundings(self._problem):
                     other_results = step_or_none(lambda: self._problem.run_step(step))
                 if other_results is None:
                     return unknown
@@ -183,20 +183,9 @@ class ReferenceModule:
         """Yield one result of a forward with other roundings, several times."""
         with suppress(BadReferenceError, torch.OutOfMemoryError):
             for _ in range(OTHER_ROUNDINGS):
-                with self._restored_buffers(), OtherRoundings(self._problem):
+                with _restored_buffers(self.module), OtherRoundings(self._problem):
                     results = self._problem.run(self.module, inputs)
                 yield results[result_index]
-
-    @contextmanager
-    def _restored_buffers(self) -> Iterator[None]:
-        """Restore the module's buffers when the block ends."""
-        buffers = [without_repeats(x) for x in self.module.buffers()]
-        values = [x.clone() for x in buffers]
-        try:
-            yield
-        finally:
-            for x, value in zip(buffers, values, strict=True):
-                x.copy_(value)
 
     def _keep_previous(self) -> None:
         """Keep a copy of the module before its parameters change."""
@@ -218,11 +207,27 @@ class ReferenceModule:
         }
 
 
+@contextmanager
+def _restored_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore a module's buffers when the block ends, also those that a forward has replaced."""
+    before = [
+        (owner, name, x, without_repeats(x).clone())
+        for owner in module.modules()
+        for name, x in owner.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for owner, name, x, value in before:
+            without_repeats(x).copy_(value)
+            setattr(owner, name, x)
+
+
 class _BuffersAfterForward(nn.Module):
     """A module whose results are buffers of another one after a forward of that one.
 
     Args:
-        module: the other module; each forward restores these buffers.
+        module: the other module; each forward restores its buffers.
         names: the names of the buffers.
     """
 
@@ -233,14 +238,10 @@ class _BuffersAfterForward(nn.Module):
 
     def forward(self, *inputs: object) -> list[torch.Tensor]:
         """Run the other module; return copies of its buffers."""
-        state = self._module.state_dict()
-        values_before = {name: state[name].clone() for name in self._names}
-        self._module(*inputs)
-        state = self._module.state_dict()
-        values_after = [state[name].clone() for name in self._names]
-        for name, value in values_before.items():
-            state[name].copy_(value)
-        return values_after
+        with _restored_buffers(self._module):
+            self._module(*inputs)
+            state = self._module.state_dict()
+            return [state[name].clone() for name in self._names]
 
 
 def _typical_errors(other_results: list, eager: list) -> Iterator[tuple[int, float]]:

@@ -46,7 +46,7 @@ def _describe_step(run: dict) -> str:
     ours, eager = step_row(run, "solution"), step_row(run, "eager")
     text = f"training step {interval(ours, step_rounds(run))}: {ours['time']}"
     bytes_of = run["step"]["kept_bytes"]
-    if ours["name"] in bytes_of:
+    if ours["name"] in bytes_of and eager["name"] in bytes_of:
         text += f"; keeps {bytes_of[ours['name']]:,} bytes, eager {bytes_of[eager['name']]:,}"
     return text
 

@@ -1,7 +1,10 @@
 """Buffers that the reference's forward changes: a solution's must be changed in the same way."""
 
 import pytest
+import torch
+from torch import nn
 
+from referee.reference.module import _restored_buffers
 from referee.testing.graded import grade, quick_and_slow
 from referee.testing.texts import correct, module, reference, wrong
 
@@ -56,6 +59,18 @@ TABLE = {
     "other_names": correct(module("return self.bn(x)", OTHER_NAMES), "training step"),
     "more_buffers": correct(module(f"self.calls += 1\n{FORWARD}", MORE_BUFFERS), "training step"),
 }
+
+
+def test_a_forward_of_the_reference_leaves_buffers_that_it_replaces_as_they_were():
+    """Other roundings of a result are computed in such a block."""
+    layer = nn.BatchNorm1d(4)
+    mean = layer.running_mean
+    before = mean.clone()
+    with _restored_buffers(layer):
+        layer.running_mean = layer.running_mean + 1
+        mean.add_(1)
+    assert layer.running_mean is mean
+    assert torch.equal(mean, before)
 
 
 @pytest.mark.parametrize("table", quick_and_slow(TABLE, "normalizes", "assigns"))

@@ -1,5 +1,6 @@
 """Folders of references and solutions: pairs by name, killed runs that go on, several workers."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -150,6 +151,43 @@ def test_a_problem_without_memory_is_told(tmp_path, monkeypatch, capsys):
         command.main([*files, "--device", "cpu"])
     assert stopped.value.code == 2
     assert "no memory to prepare the problem: CUDA out of memory.\n" in capsys.readouterr().err
+
+
+def test_each_reference_imports_the_helper_of_its_own_folder(tmp_path):
+    """Both helpers have the same name. Solutions import neither."""
+    texts, solution_texts = {}, {}
+    for folder, factor in (("a", 2.0), ("b", 3.0)):
+        solution_texts[f"{folder}/p.py"] = IMPORTS + module(f"return x * {factor}")
+        texts[f"{folder}/helper.py"] = f"FACTOR = {factor}\n"
+        forward = "return x * helper.FACTOR"
+        texts[f"{folder}/p.py"] = (
+            f"import helper\n{IMPORTS}{reference(forward, '[torch.rand(8, 256)]')}"
+        )
+    problems = make(tmp_path / "problems", texts)
+    solutions = make(tmp_path / "solutions", solution_texts)
+    out = tmp_path / "out"
+    options = ["--device", "cpu", "--trials", "1", "--out", str(out)]
+    command.main([str(problems), str(solutions), *options])
+    words = {record["problem"]: record["verdict"] for record in folders.read_out(out)}
+    assert words.items() >= {"a/p": "correct", "b/p": "correct"}.items()
+
+
+def test_a_full_disk_ends_the_program_with_a_line_and_the_summary(
+    problems, tmp_path, monkeypatch, capsys
+):
+    def fill_disk(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(folders.os, "fsync", fill_disk)
+    monkeypatch.setattr(folders, "grade_tasks", lambda *_: (verdict(name) for name in "ab"))
+    solutions = make(tmp_path / "solutions", {"20_Other.py": PLAIN})
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as stopped:
+        command.main([str(problems), str(solutions), "--device", "cpu", "--out", str(out)])
+    assert stopped.value.code == 1
+    output = capsys.readouterr()
+    assert f"cannot write {out}: No space left on device\n" in output.err
+    assert "1 of 1 correct" in output.out
 
 
 class Worker(Thread):

@@ -104,6 +104,18 @@ def test_kept_bytes_that_are_no_number_of_bytes_are_not_reported(number, tmp_pat
     assert "keeps" not in graded_files.describe(record)
 
 
+def test_kept_bytes_are_left_out_if_those_of_eager_are_not_known():
+    """Eager's forward may raise because of the hooks that count them."""
+    times = {"median_ms": 1.0, "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "time": "a tie"}
+    rows = [
+        {**times, "role": "solution", "name": "ModelNew"},
+        {**times, "role": "eager", "name": "eager"},
+    ]
+    seconds = {"step": {"eager": [1.0], "ModelNew": [1.0]}}
+    step = {"summary": {"step": rows}, "seconds": seconds, "kept_bytes": {"ModelNew": 8}}
+    assert "keeps" not in graded_files._describe_step({"step": step})
+
+
 def test_forged_addresses_of_parameters_change_nothing(tmp_path):
     """The referee then takes parameters of different sizes for different ones."""
     init = "self.a, self.b = nn.Parameter(torch.rand(1)), nn.Parameter(torch.rand(64))"

@@ -1,5 +1,7 @@
 """Yardsticks: what is compiled, and what eager's process keeps of them."""
 
+import base64
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 from referee import engine
 from referee.call_names import COMPILED, COPY
 from referee.child import yardsticks
+from referee.child.held_module import HeldModule
 from referee.child.request_handler import RequestHandler
 from referee.child.yardsticks import YardstickMaker
 from referee.contestants.contestant import Contestant
@@ -90,6 +93,20 @@ def test_a_process_frees_the_yardsticks_that_it_does_not_keep():
     handler._yardsticks = {COPY: torch.relu, COMPILED: torch.sin}
     handler.keep_yardsticks([COMPILED])
     assert handler._yardsticks == {COMPILED: torch.sin}
+
+
+def test_a_kept_process_imports_the_next_problems_modules(tmp_path):
+    """Files of both problems import a helper of the same name."""
+    held = HeldModule(mapping=None, device=torch.device("cpu"))
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "helper_of_a_problem.py").write_text(f"class Model:\n    number = {number}\n")
+        text = base64.b64encode(b"from helper_of_a_problem import Model").decode()
+        held.import_file(text, str(folder / "p.py"), ["Model"], [])
+        assert held._class.number == number
+        held.forget()
+        assert str(folder) not in sys.path
 
 
 def test_a_process_goes_on_until_its_next_request():
