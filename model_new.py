@@ -71,8 +71,8 @@ class ModelNew(reference.Model):
 
     The forward calls torch's own op in four cases: with `inplace`; under `torch.compile` or
     TorchScript; if other Python code intercepts the call; and for tensor subclasses other than
-    parameters and DTensors (replicated, sharded, or partial sums). In all other cases it calls our
-    operator.
+    parameters and DTensors that are replicated, sharded or partial sums (these are added up first).
+    In all other cases it calls our operator.
 
     The operator calls the kernels if the tensor (of a DTensor: its local tensor) is float32,
     float64, float16 or bfloat16, is on a CPU or a CUDA GPU, has no gaps in memory, is not empty,
@@ -161,9 +161,9 @@ class LinearReluDivideNew(reference.LinearReluDivide):
             return self.linear(x).relu() / self.divisor
         if is_dynamo_compiling():
             return linear_in_graph(self, x, linear_overload, linear_stable_overload)
-        # The fast path. `operands` is None if the call cannot take it: other code intercepts the
-        # call, or `self` is of a subclass. A subclass may override the attribute `linear`, but the
-        # fast path reads `linear` from the module's dictionary.
+        # The fast path. `operands` is None if the call cannot take it, for example because other
+        # code intercepts the call, or `self` is of a subclass. (A subclass may override the
+        # attribute `linear`, but the fast path reads `linear` from the module's dictionary.)
         operands = operands_unless_intercepted(self, LinearReluDivideNew, x)
         if operands is not None:
             weight, bias, divisor = operands

@@ -42,7 +42,8 @@ cxx_flags = {cxx_flags}
 cuda_flags = {cuda_flags}
 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
     cxx_flags += ["-mavx2", "-mf16c"]
-if torch.cuda.is_available():
+has_gpu = torch.version.cuda is not None and torch.cuda.is_available()
+if has_gpu:
     cxx_flags += ["-DKERNELS_WITH_CUDA"]
     gpus = range(torch.cuda.device_count())
     for major, minor in sorted({{torch.cuda.get_device_capability(gpu) for gpu in gpus}}):
@@ -53,7 +54,7 @@ if torch.cuda.is_available():
 load_inline(
     name=NAME,
     cpp_sources=CPP_SOURCE,
-    cuda_sources=CUDA_SOURCE if torch.cuda.is_available() else None,
+    cuda_sources=CUDA_SOURCE if has_gpu else None,
     extra_cflags=[*cxx_flags, f"-DKERNELS_NAMESPACE={{NAME}}"],
     extra_cuda_cflags=cuda_flags,
     extra_ldflags=["-fopenmp"],
@@ -169,7 +170,8 @@ def _join(sources: dict[str, str], suffix: str) -> str:
 def _expand(path: str, sources: dict[str, str], included: set[str]) -> str:
     """Return the text of a file, with each `#include "..."` line replaced by the header's text.
 
-    A header that is in `included` already is left out, as `#pragma once` would do.
+    A header that is in `included` already is left out, as `#pragma once` would do. So the first
+    `#include` of a header must not be in a part that `#if` may leave out.
 
     Args:
         path: the file.
@@ -250,8 +252,9 @@ def _needed_names(
 ) -> set[str]:
     """Return the names that a class uses, and those that the definitions of these names use.
 
-    Names of Python itself, local names and names in `defined_by_template` are left out, and so is
-    the package `kernels`, which the bundle does not have.
+    Only names that the files define or import count, without those in `defined_by_template` and the
+    package `kernels`, which the bundle does not have. (A local name of a function counts, too, if a
+    file defines the same name. The bundle then has a definition that it does not need.)
 
     Args:
         class_text: the text of the class.

@@ -268,7 +268,7 @@ def _announce_slow_build(extensions: list[Extension], folder: Path) -> Iterator[
 def _silence_torch() -> Iterator[None]:
     """Silence torch's build tools, which warn that there is no GPU, and that clang is not GCC."""
     logger = logging.getLogger("torch.utils.cpp_extension")
-    # This filter rejects every record, because it passes only those of a logger with its name.
+    # A filter passes only the records of the logger that it names. No logger has this name.
     silence = logging.Filter("nothing has this name")
     logger.addFilter(silence)
     try:

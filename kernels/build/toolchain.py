@@ -83,7 +83,7 @@ def find_toolchain() -> Toolchain:
 def cpu_flags() -> list[str]:
     """Return `CXX_FLAGS`, and where torch uses AVX2 or AVX-512 also the flags for AVX2 and F16C.
 
-    There are no flags for AVX-512, which is no faster on data in a cache (EPYC 9005).
+    There are no flags for AVX-512, which is no faster on data in the CPU's caches (EPYC 9005).
     """
     if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
         return [*CXX_FLAGS, "-mavx2", "-mf16c"]
@@ -96,8 +96,7 @@ def cuda_targets() -> list[str]:
     TORCH_CUDA_ARCH_LIST requests targets, so that a machine without a GPU can build for one.
 
     Returns:
-        Targets such as `sm_90a` (machine code) and `compute_90` (PTX), sorted. Empty if only the
-        CPU's kernels are to be built.
+        The targets, sorted, as in `Toolchain.targets`.
 
     Raises:
         BuildError: torch does not know an entry of the variable.
@@ -112,7 +111,7 @@ def cuda_targets() -> list[str]:
     else:
         return []
     # Only code for sm_90a has wgmma, Hopper's tensor-core instructions.
-    return sorted("sm_90a" if target == "sm_90" else target for target in targets)
+    return sorted({"sm_90a" if target == "sm_90" else target for target in targets})
 
 
 def _requested_targets() -> set[str]:

@@ -121,6 +121,7 @@ def test_gpus_of_one_kind_get_their_code_once(monkeypatch):
     flags = []
     capabilities = [(9, 0), (8, 0), (9, 0)]
     monkeypatch.setattr(cpp_extension, "load_inline", load_inline)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu])
