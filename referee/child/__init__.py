@@ -9,6 +9,7 @@ From top to bottom; a module imports only modules below it:
     call_timer         runs and times the calls of a request
     clock              the clock with which it times them
     kept_results       keeps results while the referee reads them, and describes them
+    mapping            the memory that the referee shares, as this process maps it
     nan_memory         fills memory with NaN
     yardsticks         functions that eager's process times, to show what the device can do
 

@@ -11,10 +11,10 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from referee.child.mapping import Mapping
 from referee.contestants.descriptions import describe
 from referee.contestants.execute import execute, forget_modules
 from referee.contestants.forms import unpack
-from referee.contestants.mapping import Mapping
 from referee.contestants.seeding import seed_generators
 
 

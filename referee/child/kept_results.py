@@ -4,8 +4,8 @@ import random
 
 import torch
 
+from referee.child.mapping import Mapping
 from referee.contestants.descriptions import as_plain_tensor, describe, flatten
-from referee.contestants.mapping import Mapping
 from referee.contestants.reading import memory_offset
 
 READ_AT_ONCE = 4  # elements, see `read_at_once`

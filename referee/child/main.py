@@ -20,10 +20,10 @@ from typing import NoReturn
 import torch
 import torch.fx.experimental.symbolic_shapes  # else each contestant's first backward imports it
 
+from referee.child.mapping import Mapping
 from referee.child.request_handler import RequestHandler
 from referee.contestants import namespaces, prctl
 from referee.contestants.descriptions import describe
-from referee.contestants.mapping import Mapping
 from referee.contestants.role import Role
 
 MAX_REQUEST_BYTES = 1 << 12  # of a request to fork

@@ -32,6 +32,7 @@ from referee.call_names import MODULE, NOTHING
 from referee.child.call_timer import CallTimer
 from referee.child.held_module import HeldModule
 from referee.child.kept_results import KeptResults, read_at_once
+from referee.child.mapping import Mapping
 from referee.child.nan_memory import (
     fill_free_memory_with_nan,
     fill_new_tensors_with_nan,
@@ -41,7 +42,6 @@ from referee.child.probes import count_saved_bytes, has_finite_results
 from referee.child.yardsticks import YardstickMaker, warm_compiler
 from referee.contestants.autograd import sources_of, with_gradient_leaves
 from referee.contestants.execute import execute
-from referee.contestants.mapping import Mapping
 
 
 class RequestHandler:

@@ -11,7 +11,6 @@ From top to bottom; a module imports only modules below it:
     errors        how a contestant can fail to answer
     reading       reads results in a contestant's memory
     descriptions  describes results: their nesting, and where they are in memory
-    mapping       the shared memory in a contestant's process
     region        a list of values in shared memory, such as the inputs of a call
     pool          the memory that the referee shares, in blocks
     forms         shape, strides and dtype of values

@@ -7,9 +7,9 @@ import resource
 import pytest
 import torch
 
+from referee.child.mapping import Mapping
 from referee.contestants import cuda_ipc
 from referee.contestants.contestant import Contestant
-from referee.contestants.mapping import Mapping
 from referee.contestants.pool import POOL_BYTES, Pool
 from referee.contestants.region import Region
 from referee.testing.graded import grade
