@@ -5,9 +5,8 @@
 //   NAME_autograd           an ordinary call: computes the forward, and records what the backward
 //                           needs
 //   NAME_without_autograd   a call that skips autograd, as in inference mode
-//   NAME_by_torch           the reference's own torch ops. For relu and linear_relu_divide, the
-//   other
-//                           two functions also call them if our kernels do not support the operands
+//   NAME_by_torch           the reference's own torch ops. If our kernels do not support the
+//                           operands of relu or linear_relu_divide, the functions above call it.
 //
 // Every operator that a program may contain is registered under two names:
 //

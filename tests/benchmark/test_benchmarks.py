@@ -351,12 +351,12 @@ def _headline_run(problem, dtype, setting):
 
 @pytest.fixture
 def readme():
-    return pages.PAGES[0].read_text()
+    return " ".join(pages.PAGES[0].read_text().split())
 
 
 @pytest.fixture
 def benchmarks():
-    return pages.PAGES[1].read_text()
+    return " ".join(pages.PAGES[1].read_text().split())
 
 
 def test_the_first_sentences_of_the_readme_repeat_the_headline(readme):

@@ -5,8 +5,9 @@
 //   operands.cuh   loads of x and the weight, and the products
 //   sums.cuh       the end of a tile: sums of lanes and blocks, results and mask
 //
-// Why it is fast: the time is that of reading the weight once from memory (docs/DESIGN.md, "skinny:
-// few rows of x"), and the kernel keeps reads of the weight in flight all the time.
+// Why it is fast: for up to 16 rows, the time is that of reading the weight once from memory
+// (docs/DESIGN.md, "skinny: few rows of x"), and the kernel keeps reads of the weight in flight all
+// the time.
 //
 // A cluster of up to 8 blocks computes a tile of kTileRows rows of x (16 at most) and 32 columns,
 // and then goes on to further tiles of the weight. The blocks divide K among them, and each block
@@ -160,9 +161,9 @@ bool allows_k_tiles(int k_tiles, int cluster_size) {
 //
 //   time = waves * (tiles of the weight for each cluster) * (k-tiles for each block + kTileEndTime)
 //
-// A wave is the clusters that run at once. There is more than one wave only if x has more tiles
-// than clusters run at once, because each tile of x needs a cluster. Otherwise no more clusters are
-// launched than run at once.
+// A wave is all tiles of the clusters that run at the same time. There is more than one wave only
+// if x has more tiles than clusters run at once, because each tile of x needs a cluster. Otherwise
+// no more clusters are launched than run at once.
 template <int kTileRows>
 Clusters divide_work(const SkinnyArguments& arguments, int cluster_size, int k_tiles) {
   const int x_tiles = arguments.x_tiles;

@@ -142,8 +142,8 @@ bool linear_sm90_supports(const LinearArguments& call) {
   const bool has_aligned_weight = has_aligned_rows(call.weight, element_size * call.weight_stride);
 
   // Indices of rows, columns and K are ints in the kernels, hence kMaxSize. The proof of the error
-  // bound of `highest` needs a smaller limit of K (docs/SPLIT-PROOF.md, "Tiny elements: the second
-  // term"). `high` has the same one.
+  // bound of `highest` needs a smaller limit of K (docs/SPLIT-PROOF.md, "The limit of K"). `high`
+  // has the same one, so that both settings compute the same sizes.
   constexpr int64_t kMaxSize = int64_t{1} << 30;
   constexpr int64_t kMaxKOfFloat32 = int64_t{1} << 23;
   const int64_t max_k = is_float32 ? kMaxKOfFloat32 : kMaxSize;

@@ -107,8 +107,8 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
                                              const Fp16x3Pipeline& pipeline, uint32_t shared_base,
                                              Fp16x3SharedMemory& shared, int warpgroup) {
   const int lane = threadIdx.x % 32;
-  const int g =
-      FragmentLane(lane).g;  // the thread has rows g and g + 8 of the warp's 16 rows of operand A
+  // The thread has rows g and g + 8 of the warp's 16 rows of operand A.
+  const int g = FragmentLane(lane).g;
   // Both are counted from the block's first row of the weight.
   const int warp_n_in_block = threadIdx.x / 32 * Fp16x3Config::kWarpWeightRows;
   const int n_in_block = warp_n_in_block + weight_row_at_operand_row(g);

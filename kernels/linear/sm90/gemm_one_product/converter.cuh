@@ -215,8 +215,7 @@ __device__ inline int wait_converted(const WeightConversion& conversion, int pan
 // until all are. (If no tile reads the fp16 weight, nobody converts it, and nobody waits for it.)
 //
 //   1. Every cluster's k-tiles before U, counted over all its tiles, are converted. A k-tile needs
-//   only
-//      patches whose first_k_tile_of_use is not after it, and patches are sorted by
+//      only patches whose first_k_tile_of_use is not after it, and patches are sorted by
 //      first_k_tile_of_use, so the patches that are needed before U come before P. They are
 //      sorted because first_k_tile_of_use grows with the patch column in a turn, and the next turn
 //      begins at least k_tiles later: a turn has at least one tile of out for each cluster

@@ -127,8 +127,8 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   const int lane = threadIdx.x % 32;
   const split::ScaledMatrix& weight = conversion.weight;
   const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
-  const __half* const hi_k_tile =
-      weight.hi + patch.first_k_tile * k_tile_elements;  // the patch's first
+  // hi of the patch's first k-tile.
+  const __half* const hi_k_tile = weight.hi + patch.first_k_tile * k_tile_elements;
 #pragma unroll 1
   for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
     const int number = __ffs(pieces) - 1;

@@ -123,8 +123,8 @@ struct ConversionProgress {
   const WeightConversion& conversion;
   int* producer_k_tile;    // the counter of this block
   int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
-  int converted_k_tiles =
-      0;  // so many first k-tiles of the current panel are known to be converted
+  // So many first k-tiles of the current panel are known to be converted.
+  int converted_k_tiles = 0;
 
   // Tells the converters that the producer has begun this k-tile of the current tile.
   __device__ void begin_k_tile(int k_tile) const { set_latest(k_tiles_before + k_tile); }
