@@ -136,7 +136,7 @@ using RedoMode = ModeOf<ModeKind::kRedo, ptx::Tf32, float>;
 struct WeightConversion {
   split::ScaledMatrix weight;
   unsigned* next_patch;
-  // [panels][k_tiles], each from 0 to kPatchesPerPanel. A panel is 128 rows of the weight.
+  // [panels][k_tiles], each from 0 to kPatchRowsPerPanel. A panel is 128 rows of the weight.
   unsigned* converted_patches;
   unsigned* row_subnormals;  // [N]
   int k_tiles;               // how many K has

@@ -1,9 +1,6 @@
-// The pieces of a patch (converter.cuh), and which of their elements a lane of a converter warp
-// loads and converts. There is one struct for each layout of the weight in memory: RowMajor and
-// Transposed.
-//
-//   piece   a sixteenth of a patch, which the warp loads to shared memory at a time
-//   octet   1 row x 8 of K, which a lane converts at a time; each lane has two octets of a piece
+// The sizes of patches, pieces and octets (see the picture in converter.cuh), and which elements of
+// a piece a lane of a converter warp loads and converts. There is one struct for each layout of the
+// weight in memory: RowMajor and Transposed.
 
 #pragma once
 
@@ -15,71 +12,56 @@
 
 namespace kernels::sm90::gemm_one_product {
 
-// The 16 pieces p0 - p15 of a patch, in the order in which a warp converts them. The pieces of
-// a row-major weight have 8 rows x 64 of K:
-//
-//                 k-tile 0   k-tile 1   k-tile 2   k-tile 3
-//   rows  0 -  7     p0         p4         p8        p12
-//   rows  8 - 15     p1         p5         p9        p13
-//   rows 16 - 23     p2         p6        p10        p14
-//   rows 24 - 31     p3         p7        p11        p15
-//
-// The pieces of a transposed weight have 32 rows x 16 of K:
-//
-//                 k-tile 0      k-tile 1      k-tile 2        k-tile 3
-//   rows  0 - 31  p0 p1 p2 p3   p4 p5 p6 p7   p8 p9 p10 p11   p12 p13 p14 p15
 struct ConverterConfig {
   static constexpr int kWarps = 3;  // converter warps of a block
   static constexpr int kKTileDepth = split::k_tile_depth(split::Form::kWithoutLo);  // 64 of K
-  static constexpr int kPatchKTiles = 4;
-  static constexpr int kPatchRows = 32;
-  static constexpr int kPatchesPerPanel = OneProductConfig::kBlockWeightRows / kPatchRows;
+  static constexpr int kKTilesPerPatch = 4;
+  static constexpr int kRowsPerPatch = 32;
+  static constexpr int kPatchRowsPerPanel = OneProductConfig::kBlockWeightRows / kRowsPerPatch;
 
   static constexpr int kPiecesPerKTile = 4;
-  static constexpr int kPiecesPerPatch = kPatchKTiles * kPiecesPerKTile;
+  static constexpr int kPiecesPerPatch = kKTilesPerPatch * kPiecesPerKTile;
   // Pieces of 16 rows x 64 of K leave shared memory for only three stages of the mainloop, which
   // takes 1% more time (docs/EXPERIMENTS.md, "Hopper's products", "At `high` and in half types").
   static constexpr int kRowMajorPieceRows = 8;
   static constexpr int kTransposedPieceDepth = 16;
   static constexpr int kBuffers = 4;  // pieces of a warp in shared memory: 1 in use, 3 in flight
-  // A lane copies 16 bytes at a time, so a warp copies a piece in 4 steps.
-  static constexpr int kCopiesPerPiece = 4;
-  static constexpr int kOctetsPerPiece = 2;  // a lane converts two octets of each piece
+  static constexpr int kCopiesPerLane = 4;  // of 16 bytes each, to load a piece
+  static constexpr int kOctetsPerLane = 2;  // of a piece
 
   // How many k-tiles a conversion may run ahead of the producer of its block. With 48 k-tiles the
   // kernel takes 1% longer (the same section of docs/EXPERIMENTS.md).
   static constexpr int kLead = 24;
 
-  static_assert(kPiecesPerKTile * kRowMajorPieceRows == kPatchRows,
+  static_assert(kPiecesPerKTile * kRowMajorPieceRows == kRowsPerPatch,
                 "four pieces of a row-major weight make a k-tile of a patch");
   static_assert(kPiecesPerKTile * kTransposedPieceDepth == kKTileDepth,
                 "four pieces of a transposed weight make a k-tile of a patch");
-  static_assert(kRowMajorPieceRows * kKTileDepth == kCopiesPerPiece * 32 * 4,
+  static_assert(kRowMajorPieceRows * kKTileDepth == kCopiesPerLane * 32 * 4,
                 "the copies of a warp make a piece of a row-major weight");
-  static_assert(kPatchRows * kTransposedPieceDepth == kCopiesPerPiece * 32 * 4,
+  static_assert(kRowsPerPatch * kTransposedPieceDepth == kCopiesPerLane * 32 * 4,
                 "the copies of a warp make a piece of a transposed weight");
-  static_assert(kOctetsPerPiece * split::kOctet * 32 == kCopiesPerPiece * 32 * 4,
+  static_assert(kOctetsPerLane * split::kOctet * 32 == kCopiesPerLane * 32 * 4,
                 "a warp converts all elements of a piece");
   static_assert(kPiecesPerPatch <= 32, "a 32-bit word has a bit for each piece of a patch");
 };
 
 struct Patch {
   int64_t first_n;
-  int first_k_tile;
-  // The least number of k-tiles that a cluster multiplies before it needs the patch (PatchOrder).
-  int first_k_tile_of_use;
+  int first_k_tile;  // along K
+  int deadline;      // in k-tiles of a cluster, counted over all its tiles (PatchOrder)
 };
 
-// A piece of a patch, one of p0 - p15. Example: p9 is part 1 of k-tile 2, whose first piece is p8.
+// A piece of a patch, one of p0 - p15. Example: p9 = p(8 + 1) is quarter 1 of k-tile 2.
 struct Piece {
   int first_of_k_tile;  // the number of the k-tile's first piece: 0, 4, 8 or 12
-  int part;             // which of the k-tile's four pieces it is: 0 to 3
+  int quarter;          // 0 to 3
 
-  __host__ __device__ constexpr int number() const { return first_of_k_tile + part; }
+  __host__ __device__ constexpr int number() const { return first_of_k_tile + quarter; }
 };
 
 // The shared memory of the converter warps. A buffer has a float4 for each copy of each lane.
-using PieceBuffer = float4[ConverterConfig::kCopiesPerPiece][32];
+using PieceBuffer = float4[ConverterConfig::kCopiesPerLane][32];
 using PieceRing = PieceBuffer[ConverterConfig::kBuffers];
 using ConverterMemory = PieceRing[ConverterConfig::kWarps];
 
@@ -95,22 +77,22 @@ struct LaneSource {
   uint64_t policy;     // how long L2 keeps the lines
 };
 
-// Where an octet is in its patch, and which of the lane's scales it needs. For example, octet 1 of
-// p1 of lane 27 has
+// Where an octet is in its patch, and which of the lane's scales it needs: a lane keeps a scale for
+// each row in which it has octets. For example, octet 1 of lane 27 in p1 has
 //
-//                 row   k    lane_row
-//   row-major     15    24   3          the lane's rows are 3, 7, 11, 15, ..., 31
-//   transposed    27    24   1          the lane's rows are 11 and 27
+//                 row   k    scale_index
+//   row-major     15    24   3             the lane has octets in rows 3, 7, 11, 15, ..., 31
+//   transposed    27    24   1             the lane has octets in rows 11 and 27
 struct OctetPlace {
-  int row;       // in the patch
-  int k;         // where the octet begins in its k-tile
-  int lane_row;  // the row's number among the lane's rows; the lane keeps a scale for each
+  int row;  // in the patch
+  int k;    // where the octet begins in its k-tile
+  int scale_index;
 
   // The distance in hi, in elements, from the patch's row 0, k = 0, of the same k-tile.
   __host__ __device__ constexpr int offset() const { return row * split::kKTileRowNumbers + k; }
 
   __host__ __device__ constexpr bool operator==(const OctetPlace& other) const {
-    return row == other.row && k == other.k && lane_row == other.lane_row;
+    return row == other.row && k == other.k && scale_index == other.scale_index;
   }
 };
 
@@ -128,13 +110,13 @@ struct OctetPlace {
 struct RowMajor {
   static constexpr bool kIsTransposed = false;  // the weight in memory is [N, K], not [K, N]
 
-  // In how many rows a lane has octets, in all pieces of a patch together.
-  static constexpr int kRows = ConverterConfig::kOctetsPerPiece * ConverterConfig::kPiecesPerKTile;
+  // How many scales a lane keeps for a patch.
+  static constexpr int kScales = ConverterConfig::kOctetsPerLane * ConverterConfig::kPiecesPerKTile;
 
-  // The place of the lane's octet 0 or 1 of a piece that is this part of its k-tile.
-  __host__ __device__ static constexpr OctetPlace place(int lane, int part, int octet) {
-    const int lane_row = part * ConverterConfig::kOctetsPerPiece + octet;
-    return {/*row=*/4 * lane_row + lane / 8, /*k=*/lane % 8 * 8, lane_row};
+  // The place of the lane's octet 0 or 1 in the piece that is this quarter of its k-tile.
+  __host__ __device__ static constexpr OctetPlace place(int lane, int quarter, int octet) {
+    const int scale_index = quarter * ConverterConfig::kOctetsPerLane + octet;
+    return {/*row=*/4 * scale_index + lane / 8, /*k=*/lane % 8 * 8, scale_index};
   }
 
   // From where the lane loads the patch that begins at first_n and first_k.
@@ -145,14 +127,14 @@ struct RowMajor {
     return {first, weight.row_stride, ptx::evict_first_policy()};
   }
 
-  // Starts the lane's four copies of the piece with this number to its buffer.
+  // Starts the lane's copies of the piece with this number to its buffer.
   __device__ static void load(PieceBuffer& buffer, const LaneSource& source, int number, int lane) {
     const int piece_k = number / ConverterConfig::kPiecesPerKTile * ConverterConfig::kKTileDepth;
     const int piece_row =
         number % ConverterConfig::kPiecesPerKTile * ConverterConfig::kRowMajorPieceRows;
     const float* address = source.first + (piece_k + piece_row * source.row_stride);
 #pragma unroll
-    for (int i = 0; i < ConverterConfig::kCopiesPerPiece; ++i) {
+    for (int i = 0; i < ConverterConfig::kCopiesPerLane; ++i) {
       ptx::copy_async_with_policy(&buffer[i][lane], address, source.policy);
       address += 2 * source.row_stride;  // the warp has copied two rows of 64
     }
@@ -167,14 +149,13 @@ struct RowMajor {
     *reinterpret_cast<float4*>(v + 4) = halves[1];
   }
 
-  // Returns the pieces of a row-major weight that share elements with `piece`, as a bit mask: bit 9
-  // is for p9. Here it is the piece itself. (converter_subnormals.cuh counts the subnormals of both
-  // layouts in row-major pieces.)
-  __host__ __device__ static constexpr uint32_t row_major_pieces(Piece piece) {
+  // Returns the pieces in which subnormals are counted if `piece` has any
+  // (converter_subnormals.cuh), as a bit mask: bit 9 is for p9. Here it is the piece itself.
+  __host__ __device__ static constexpr uint32_t pieces_to_count(Piece piece) {
     return 1u << piece.number();
   }
 };
-static_assert(RowMajor::place(/*lane=*/27, /*part=*/1, /*octet=*/1) == OctetPlace{15, 24, 3},
+static_assert(RowMajor::place(/*lane=*/27, /*quarter=*/1, /*octet=*/1) == OctetPlace{15, 24, 3},
               "the example of OctetPlace");
 
 // A transposed weight [K, N]. A buffer is [16 of K][32 rows]. The lanes that load and convert it:
@@ -195,10 +176,10 @@ static_assert(RowMajor::place(/*lane=*/27, /*part=*/1, /*octet=*/1) == OctetPlac
 struct Transposed {
   static constexpr bool kIsTransposed = true;
 
-  static constexpr int kRows = ConverterConfig::kOctetsPerPiece;
-  __host__ __device__ static constexpr OctetPlace place(int lane, int part, int octet) {
-    const int piece_k = part * ConverterConfig::kTransposedPieceDepth;
-    return {/*row=*/16 * octet + lane % 16, /*k=*/piece_k + lane / 16 * 8, /*lane_row=*/octet};
+  static constexpr int kScales = ConverterConfig::kOctetsPerLane;
+  __host__ __device__ static constexpr OctetPlace place(int lane, int quarter, int octet) {
+    const int piece_k = quarter * ConverterConfig::kTransposedPieceDepth;
+    return {/*row=*/16 * octet + lane % 16, /*k=*/piece_k + lane / 16 * 8, /*scale_index=*/octet};
   }
 
   __device__ static LaneSource source_of(const split::Float32Matrix& weight, int64_t first_n,
@@ -212,9 +193,9 @@ struct Transposed {
     const float* address =
         source.first + number * ConverterConfig::kTransposedPieceDepth * source.row_stride;
 #pragma unroll
-    for (int i = 0; i < ConverterConfig::kCopiesPerPiece; ++i) {
+    for (int i = 0; i < ConverterConfig::kCopiesPerLane; ++i) {
       // Eight lanes have the same k: four load rows 0 - 15, and four rows 16 - 31.
-      const bool is_swapped = i >= ConverterConfig::kCopiesPerPiece / 2;  // from k = 8 on
+      const bool is_swapped = i >= ConverterConfig::kCopiesPerLane / 2;  // from k = 8 on
       const int buffer_lane = is_swapped ? lane ^ 4 : lane;
       ptx::copy_async_with_policy(&buffer[i][buffer_lane], address, source.policy);
       address += 4 * source.row_stride;  // the warp has copied 32 rows of 4 k
@@ -226,24 +207,24 @@ struct Transposed {
   __host__ __device__ static constexpr int first_float(int lane, int octet) {
     const int half_warp = lane / 16;
     const int half_of_rows = octet ^ half_warp;
-    return half_warp * 8 * ConverterConfig::kPatchRows + half_of_rows * 16 + lane % 16;
+    return half_warp * 8 * ConverterConfig::kRowsPerPatch + half_of_rows * 16 + lane % 16;
   }
 
   __device__ static void read(const PieceBuffer& buffer, int lane, int octet,
                               float (&v)[split::kOctet]) {
     const float* const column = &buffer[0][0].x + first_float(lane, octet);
 #pragma unroll
-    for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * ConverterConfig::kPatchRows];
+    for (int i = 0; i < split::kOctet; ++i) v[i] = column[i * ConverterConfig::kRowsPerPatch];
   }
 
-  __host__ __device__ static constexpr uint32_t row_major_pieces(Piece piece) {
+  __host__ __device__ static constexpr uint32_t pieces_to_count(Piece piece) {
     constexpr uint32_t kWholeKTile = (1u << ConverterConfig::kPiecesPerKTile) - 1;
     return kWholeKTile << piece.first_of_k_tile;
   }
 };
-static_assert(Transposed::place(/*lane=*/27, /*part=*/1, /*octet=*/1) == OctetPlace{27, 24, 1},
+static_assert(Transposed::place(/*lane=*/27, /*quarter=*/1, /*octet=*/1) == OctetPlace{27, 24, 1},
               "the example of OctetPlace");
-static_assert(Transposed::row_major_pieces({/*first_of_k_tile=*/8, /*part=*/1}) == 0b1111 << 8,
+static_assert(Transposed::pieces_to_count({/*first_of_k_tile=*/8, /*quarter=*/1}) == 0b1111 << 8,
               "p9 shares elements with the row-major pieces p8, p9, p10 and p11");
 static_assert(Transposed::first_float(11, 0) == 0 * 32 + 11 &&
                   Transposed::first_float(11, 1) == 0 * 32 + 27,

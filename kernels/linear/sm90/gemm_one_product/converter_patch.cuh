@@ -1,5 +1,5 @@
-// Converts one patch of the float32 weight to scaled fp16 (converter_layouts.cuh). A converter warp
-// of gemm_one_product_kernel calls convert_patch for each patch that it takes (converter.cuh).
+// Converts one patch of the float32 weight to scaled fp16. A converter warp calls convert_patch for
+// each patch that it takes. The picture in converter.cuh explains the parts of the weight.
 //
 //   source     [N, K] float32, row-major, or its transpose [K, N]
 //   exponent   [N] int, of each row of the weight, from split_x_kernel
@@ -72,7 +72,7 @@ struct PieceLoader {
   // racecheck reports hazards between copies and reads.
   int barrier;
 
-  // Starts to load a piece. Past the last one, commits an empty group, as wait counts groups.
+  // Starts to load a piece. Past the last one, only commits, because wait counts the commits.
   __device__ __forceinline__ void start(int number) const {
     if (number < ConverterConfig::kPiecesPerPatch) {
       Layout::load(ring[number % ConverterConfig::kBuffers], source, number, lane);
@@ -90,35 +90,37 @@ struct PieceLoader {
 };
 
 // Converts the lane's octets of a piece, and stores them to hi. Returns whether an element is
-// subnormal. `scale` has the factors of the lane's rows. The lane's octet 0 of the k-tile's first
-// piece goes to `target`.
+// subnormal. `scale` is from load_scales. `target` is the place in hi of the lane's octet 0 of the
+// k-tile's first piece (p0, p4, p8 or p12).
 template <typename Layout>
-__device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane, int part,
-                                              const float (&scale)[Layout::kRows], __half* target) {
+__device__ __forceinline__ bool convert_piece(const PieceBuffer& buffer, int lane, int quarter,
+                                              const float (&scale)[Layout::kScales],
+                                              __half* target) {
   SubnormalProbe probe;
 #pragma unroll
-  for (int octet = 0; octet < ConverterConfig::kOctetsPerPiece; ++octet) {
+  for (int octet = 0; octet < ConverterConfig::kOctetsPerLane; ++octet) {
     alignas(16) float v[split::kOctet];
     Layout::read(buffer, lane, octet, v);
-    const OctetPlace place = Layout::place(lane, part, octet);
+    const OctetPlace place = Layout::place(lane, quarter, octet);
     // The distance from `target` is equal for all lanes. It is computed for lane 0, whose first
     // octet has the offset 0, so that it is a constant for the compiler.
-    const int distance = Layout::place(/*lane=*/0, part, octet).offset();
-    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.lane_row], &probe);
+    const int distance = Layout::place(/*lane=*/0, quarter, octet).offset();
+    *reinterpret_cast<uint4*>(target + distance) = round_octet(v, scale[place.scale_index], &probe);
   }
   return probe.has_found();
 }
 
-// Loads the factors of the lane's rows in a patch. Its first kRows octets have one row each.
+// Loads the lane's scales: 2^exponent of each row in which it has octets. The lane's first
+// kScales octets are in these rows, one in each.
 template <typename Layout>
 __device__ __forceinline__ void load_scales(const split::ScaledMatrix& weight, int64_t first_n,
-                                            int lane, float (&scale)[Layout::kRows]) {
+                                            int lane, float (&scale)[Layout::kScales]) {
 #pragma unroll
-  for (int i = 0; i < Layout::kRows; ++i) {
-    const int part = i / ConverterConfig::kOctetsPerPiece;
-    const int octet = i % ConverterConfig::kOctetsPerPiece;
-    const OctetPlace place = Layout::place(lane, part, octet);
-    scale[place.lane_row] = split::power_of_two(__ldg(weight.exponent + first_n + place.row));
+  for (int i = 0; i < Layout::kScales; ++i) {
+    const int quarter = i / ConverterConfig::kOctetsPerLane;
+    const int octet = i % ConverterConfig::kOctetsPerLane;
+    const OctetPlace place = Layout::place(lane, quarter, octet);
+    scale[place.scale_index] = split::power_of_two(__ldg(weight.exponent + first_n + place.row));
   }
 }
 
@@ -134,27 +136,27 @@ __device__ __forceinline__ bool convert_whole_patch(const WeightConversion& conv
   const int64_t k_tile_elements = weight.rows * split::kKTileRowNumbers;
   const int64_t first_k = int64_t{patch.first_k_tile} * ConverterConfig::kKTileDepth;
   const Loader loader{Layout::source_of(weight, patch.first_n, first_k, lane), ring, lane, barrier};
-  const OctetPlace first = Layout::place(lane, /*part=*/0, /*octet=*/0);
+  const OctetPlace first = Layout::place(lane, /*quarter=*/0, /*octet=*/0);
   __half* target = weight.hi + patch.first_k_tile * k_tile_elements +
                    (patch.first_n + first.row) * split::kKTileRowNumbers + first.k;
 
-  float scale[Layout::kRows];
+  float scale[Layout::kScales];
   load_scales<Layout>(weight, patch.first_n, lane, scale);
 
 #pragma unroll
   for (int number = 0; number < Loader::kInFlight; ++number) loader.start(number);
-  // The row-major pieces to count: this lane has found subnormals in their elements.
+  // The pieces to count, by the subnormals that this lane has found.
   uint32_t found_pieces = 0;
 #pragma unroll 1
   for (int first_of_k_tile = 0; first_of_k_tile < ConverterConfig::kPiecesPerPatch;
        first_of_k_tile += ConverterConfig::kPiecesPerKTile) {
 #pragma unroll
-    for (int part = 0; part < ConverterConfig::kPiecesPerKTile; ++part) {
-      const Piece piece{first_of_k_tile, part};
+    for (int quarter = 0; quarter < ConverterConfig::kPiecesPerKTile; ++quarter) {
+      const Piece piece{first_of_k_tile, quarter};
       const PieceBuffer& buffer = loader.wait(piece.number());
       loader.start(piece.number() + Loader::kInFlight);
-      const bool has_subnormal = convert_piece<Layout>(buffer, lane, part, scale, target);
-      found_pieces |= has_subnormal ? Layout::row_major_pieces(piece) : 0;
+      const bool has_subnormal = convert_piece<Layout>(buffer, lane, quarter, scale, target);
+      found_pieces |= has_subnormal ? Layout::pieces_to_count(piece) : 0;
     }
     target += k_tile_elements;
   }
@@ -185,11 +187,11 @@ template <typename Layout>
 __device__ bool convert_edge_patch(const WeightConversion& conversion, int64_t k,
                                    int64_t lane_first_n, int first_k_tile) {
   constexpr int kRowsAtATime = 4;
-  constexpr int kRowsPerLane = ConverterConfig::kPatchRows / kRowsAtATime;
+  constexpr int kRowsPerLane = ConverterConfig::kRowsPerPatch / kRowsAtATime;
   const split::ScaledMatrix& weight = conversion.weight;
   bool any_counted = false;
 #pragma unroll 1
-  for (int i = 0; i < ConverterConfig::kPatchKTiles * kRowsPerLane; ++i) {
+  for (int i = 0; i < ConverterConfig::kKTilesPerPatch * kRowsPerLane; ++i) {
     const int64_t n = lane_first_n + i % kRowsPerLane * kRowsAtATime;
     const int k_tile = first_k_tile + i / kRowsPerLane;
     const int64_t octet_k =
@@ -219,8 +221,8 @@ template <typename Layout>
 __device__ __forceinline__ void convert_patch(const WeightConversion& conversion, int64_t k,
                                               const Patch& patch, PieceRing& ring, int barrier) {
   const int lane = threadIdx.x % 32;
-  const int64_t end_n = patch.first_n + ConverterConfig::kPatchRows;
-  const int end_k_tile = patch.first_k_tile + ConverterConfig::kPatchKTiles;
+  const int64_t end_n = patch.first_n + ConverterConfig::kRowsPerPatch;
+  const int end_k_tile = patch.first_k_tile + ConverterConfig::kKTilesPerPatch;
   const bool is_whole =
       end_n <= conversion.weight.rows && int64_t{end_k_tile} * ConverterConfig::kKTileDepth <= k;
   bool any_counted;

@@ -23,10 +23,11 @@
 //   mark_row_for_tf32    puts an infinity into a row whose count is too large, so that the row's
 //                        tiles are computed again (kernel.cuh)
 //
-// The second pass needs whole rows of a k-tile. So it counts in the pieces that a row-major weight
-// has (converter_layouts.cuh), in all of those that share elements with a piece with subnormals:
+// The second pass needs whole rows of a k-tile. So for both layouts it counts in the pieces of a
+// row-major weight (see the picture in converter.cuh), in all of those that share elements with a
+// piece that has subnormals:
 //
-//   piece with subnormals                                         row-major pieces
+//   piece that has subnormals                                     pieces to count
 //   p9 of a row-major weight     8 rows x 64 of K in k-tile 2     p9
 //   p9 of a transposed weight    32 rows x 16 of K in k-tile 2    p8, p9, p10 and p11
 
@@ -116,7 +117,7 @@ __device__ inline void count_subnormals(const WeightConversion& conversion, int6
   }
 }
 
-// Counts the subnormals of some row-major pieces of a patch, which it reads back from hi. Bit 9 of
+// Counts the subnormals of these row-major pieces of a patch, which it reads back from hi. Bit 9 of
 // `pieces` is for p9. A warp reads four rows at a time:
 //
 //   lanes             0 - 7   8 - 15   16 - 23   24 - 31
@@ -139,21 +140,21 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
     const int k_in_tile = lane % 8 * split::kOctet;
     const __half* const source =
         hi_k_tile + k_tile * k_tile_elements + n * split::kKTileRowNumbers + k_in_tile;
-    uint4 octets[ConverterConfig::kOctetsPerPiece];
+    uint4 octets[ConverterConfig::kOctetsPerLane];
 #pragma unroll
-    for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
+    for (int i = 0; i < ConverterConfig::kOctetsPerLane; ++i) {
       const int row_offset = kRowsAtATime * i * split::kKTileRowNumbers;
       octets[i] = *reinterpret_cast<const uint4*>(source + row_offset);
     }
 #pragma unroll
-    for (int i = 0; i < ConverterConfig::kOctetsPerPiece; ++i) {
+    for (int i = 0; i < ConverterConfig::kOctetsPerLane; ++i) {
       count_subnormals(conversion, n + kRowsAtATime * i, octets[i]);
     }
   }
 }
 
-// Counts the subnormals of the row-major pieces that any lane has in its `found_pieces`. Returns
-// whether it has counted any. All lanes of a warp call it.
+// Counts the subnormals of the pieces that any lane has in its `found_pieces`. Returns whether it
+// has counted any. All lanes of a warp call it.
 template <typename Layout>
 __device__ __forceinline__ bool count_found_pieces(const WeightConversion& conversion,
                                                    const Patch& patch, uint32_t found_pieces) {
