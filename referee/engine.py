@@ -108,6 +108,7 @@ class Engine:
 
         Raises:
             NotCorrectError: the system cannot be used, or eager cannot be timed.
+            BadReferenceError, torch.OutOfMemoryError: the reference fails.
         """
         self._resources.check_system()
         self._resources.try_walls()
@@ -219,7 +220,7 @@ class _Stage:
 
 
 def _drop_unfinished_times(verdict: Verdict) -> None:
-    """Drop unfinished rounds, which an interrupt leaves; drop all times of a wrong file."""
+    """Drop unfinished rounds, which an interrupt leaves, and all times of a file that is wrong."""
     kept = []
     for times in verdict.times:
         steps = times.steps

@@ -11,8 +11,8 @@ from referee.request_memory import RequestMemory
 from referee.verdict import NotCorrectError
 from referee.verdict_words import ERROR
 
-# After a request with at most this many bytes of inputs, a process keeps its unused memory even if
-# the problem is large: the other processes have enough without it.
+# If the inputs of a call have at most this many bytes, as in small cases, a process keeps its
+# unused memory even if the problem is large: the other processes have enough without it.
 SMALL_REQUEST = 1 << 28
 
 

@@ -95,8 +95,8 @@ def _previous_inputs(grading: Grading) -> list:
 def _raise_or_note_another_function(grading: Grading, case: Case, result: ComparedResult) -> None:
     """Raise NotCorrectError for a wrong result, unless the case allows another function's result.
 
-    Such a result gets a note. It is far off, because a small error is a lack of precision, and it
-    does not resemble a cheat, such as a copy.
+    Such a result gets a note. A result counts as another function's if it is far off (a small error
+    is a lack of precision), and if it does not resemble a cheat, such as a copy.
     """
     is_allowed = case.may_differ and result.comparison.is_gross
     if not is_allowed or resemblance(grading, result):

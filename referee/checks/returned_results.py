@@ -111,7 +111,8 @@ def check_elements_apart(
 ) -> None:
     """Check that no elements of a result share memory, unless some of the reference's do.
 
-    All other strides are right. Gradients are not checked: autograd itself expands some of them.
+    Elements of two dimensions may not interleave, either. All other strides are accepted. Gradients
+    are not checked: autograd itself expands some of them.
 
     Args:
         description: describes the result.
@@ -181,7 +182,7 @@ def check_complete(elements: dict, result_index: int, result: torch.Tensor, case
     if elements.get("result") != result_index:
         return
     indices = elements.get("indices")
-    is_valid = isinstance(indices, list) and len(indices) <= MAX_REPORTED
+    is_valid = isinstance(indices, list) and 0 < len(indices) <= MAX_REPORTED
     if is_valid and all(type(index) is int and 0 <= index < result.numel() for index in indices):
         late = as_indexable(result).reshape(-1)[torch.tensor(indices, device=result.device)].cpu()
         if bytes(late.view(torch.uint8).tolist()).hex() == elements.get("bytes"):

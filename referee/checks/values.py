@@ -221,7 +221,7 @@ def count_of_held(device: torch.device, held_bytes: int, bytes_of_call: int) -> 
     if held_bytes > largest:
         return 0
     room = min(largest, int(SHARE_FOR_HELD * free_bytes(device)))
-    return max(1, min(MAX_HELD_RESULTS, room // bytes_of_call))
+    return max(1, min(MAX_HELD_RESULTS, room // max(bytes_of_call, 1)))
 
 
 def _copy_held_results(grading: Grading, calls: list[HeldCall]) -> None:

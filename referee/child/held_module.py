@@ -36,8 +36,9 @@ class HeldModule:
         self._mapping = mapping
         self._device = device
         self._class: Callable | None = None  # the file's ModelNew or Model
-        self._folders: list[str] = []  # from which the file may import
-        self._modules_before: set[str] = set()  # names of modules before the file's import
+        # Before the file's import: `sys.path`, and the names of all modules.
+        self._path_before: list[str] = list(sys.path)
+        self._modules_before: set[str] = set(sys.modules)
 
     def import_file(
         self, text: str, path: str, class_names: list[str], folders: list[str], builds: str = ""
@@ -61,11 +62,10 @@ class HeldModule:
         self.file = path
         if builds:
             os.environ["TORCH_EXTENSIONS_DIR"] = builds
-        own_folder = str(Path(path).parent)
-        sys.path.insert(0, own_folder)
-        sys.path.extend(folders)
-        self._folders = [own_folder, *folders]
+        self._path_before = list(sys.path)
         self._modules_before = set(sys.modules)
+        sys.path.insert(0, str(Path(path).parent))
+        sys.path.extend(folders)
         data = base64.b64decode(text)
         start = perf_counter()
         self._class = _find_class(execute("solution", path, data), class_names)
@@ -117,10 +117,9 @@ class HeldModule:
         """Forget the module, its class, and the modules that its file has imported."""
         self.module = None
         self._class = None
-        for folder in self._folders:
-            sys.path.remove(folder)
+        for folder in set(sys.path) - set(self._path_before):
             forget_modules(folder, self._modules_before)
-        self._folders = []
+        sys.path[:] = self._path_before
 
     def _state(self) -> dict[str, torch.Tensor]:
         """Return the module's parameters and buffers by name, the objects themselves."""

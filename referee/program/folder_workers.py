@@ -124,7 +124,7 @@ def _run_worker(connection: Connection, device_name: str, options: Options) -> N
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # The other three mean that the command has closed the connection, or has ended.
+    # All but KeyboardInterrupt mean that the command has closed the connection, or has ended.
     with (
         suppress(KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError),
         referee_at_work(separate_builds=True) as server,

@@ -49,9 +49,10 @@ class ReferenceFile:
             defines is graded.
         dtype: the dtype to which modules are converted; None if modules keep their own.
         has_own_cases: whether a project's `Problem.cases` tries values of all kinds and of both
-            signs. A solution must then be right for any inputs: there is no second look, and
-            `get_inputs` may draw tensors with gaps. Less is tried at the timed size: fewer draws,
-            no unusual inputs, and neither whether float64 works nor whether inputs repeat.
+            signs. A solution must then be right for any inputs, so rounding excuses no wrong
+            element (`second_look`), and `get_inputs` may draw tensors with gaps. Less is tried at
+            the timed size: there are fewer draws and no unusual inputs. The referee does not try
+            whether float64 works, or whether inputs repeat.
         folders: folders from which a solution may import, besides the reference's own.
     """
 
@@ -73,7 +74,7 @@ class ReferenceFile:
 
         The file may set a seed when it is imported, and `get_inputs` may set one in each call. A
         solution can read the file. So torch's, Python's and NumPy's global generators get new seeds
-        before the call and after it: nothing that they draw can be foreseen. A generator of the
+        before the call and after it: draws under these seeds cannot be foreseen. A generator of the
         file's own keeps its seed.
         """
         reseed()
@@ -107,9 +108,10 @@ class ReferenceFile:
         must not foresee what is drawn later.
         """
         with seeded(seed, device):
-            module = self.call_or_refuse("Model", lambda: self.model(*arguments).to(device))
-        if not isinstance(module, nn.Module):
-            raise self.bad(f"Model makes a {type(module).__name__}, not an nn.Module")
+            module = self.call_or_refuse("Model", lambda: self.model(*arguments))
+            if not isinstance(module, nn.Module):
+                raise self.bad(f"Model makes a {type(module).__name__}, not an nn.Module")
+            self.call_or_refuse("Model", lambda: module.to(device))
         if self.dtype is not None and self.dtype.is_floating_point:
             module.to(self.dtype)
         return module
@@ -180,7 +182,7 @@ class _ImportableFolders:
         self._modules_before: set[str] = set()  # their names
 
     def add(self, folder: str) -> None:
-        """Make a folder the first of these in `sys.path`, unless it is in another part of that.
+        """Make a folder the first of these in `sys.path`, unless it is in `sys.path` anyway.
 
         Modules of the other folders are forgotten, so that none is taken for one of this folder.
         """

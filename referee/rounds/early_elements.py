@@ -18,7 +18,8 @@ from referee.contestants.reading import (
 )
 from referee.resources import Resources
 
-# At most so many elements of a request's results are read; more if there are more results.
+# So many elements of a request's results are read, and one in addition of each small result that
+# would have none (`choose_elements`).
 READ_ELEMENTS = 32
 # The reason of a verdict if an element differs.
 CHANGES_LATE = (

@@ -255,6 +255,7 @@ def test_elements_that_the_process_itself_has_read_must_be_right():
         {"bytes": "00"},
         {"bytes": 5},
         {"indices": 1},
+        {"indices": []},
         {"indices": [4]},
         {"indices": [-1]},
     ):

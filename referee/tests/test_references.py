@@ -34,7 +34,7 @@ BAD = {
     "no tensor": (WIDE.replace("torch.rand(3, 131072)", "3"), "get_inputs gives no tensor"),
     "a dict": (WIDE.replace("torch.rand(3, 131072)", "{}"), "get_inputs gives a dict"),
     "constructor": (WIDE.replace("[]", "[1]"), "Model raises TypeError: "),
-    "no module": (WIDE.replace("nn.Module", "str"), "Model raises AttributeError: "),
+    "no module": (WIDE.replace("nn.Module", "str"), "Model makes a Model, not an nn.Module"),
     "forward": (WIDE.replace("relu(x)", "relu(y)"), "forward raises NameError: name 'y'"),
     "returns a dict": (WIDE.replace("torch.relu(x)", "{'x': x}"), "returns a dict, not a tensor"),
     "returns nothing": (WIDE.replace("torch.relu(x)", "[]"), "Model returns no tensor"),

@@ -120,7 +120,7 @@ class Overhead:
             is 0.4 ms late, so the request takes 10.4 ms           1.01 ms; without `spread` 1.05 ms
 
         `spread` lets a false clock hide more in single requests. But the lower median of the
-        returned times is at least that of the referee's times, less the estimate.
+        returned times is at least that of the referee's times after the estimate is subtracted.
 
         Args:
             samples: the timed call's samples, one for each request.

@@ -156,8 +156,8 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
 
 // ----- the epilogues
 
-// Lanes 4 * g + c with the same c have the same rows. Two of them whose numbers differ only in the
-// first bit have columns that are two apart, and in the second bit four.
+// Lanes 4 * g + c with the same c have the same rows. Two of them whose numbers differ only in
+// kLaneBitOfTwoColumns have columns that are two apart, and in kLaneBitOfFourColumns four.
 constexpr int kLaneBitOfTwoColumns = 8;   // bit 1 of g
 constexpr int kLaneBitOfFourColumns = 4;  // bit 0 of g
 static_assert(weight_row_at_operand_row(2) == weight_row_at_operand_row(0) + 2 &&

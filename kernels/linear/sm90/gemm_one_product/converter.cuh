@@ -92,10 +92,10 @@ namespace kernels::sm90::gemm_one_product {
 //     648 = 5 * 120 + 48, so its patch column is 5 and its patch row is 136 + 48 = 184.
 //     These are k-tiles 20 to 23, and rows 184 * 32 = 5888 to 5919, of weight tile 184 / 8 = 23.
 //
-// The deadline of a patch: every cluster multiplies at least so many k-tiles before it needs the
-// patch. A warp may begin to convert it kLead = 24 k-tiles earlier. For example, cluster 26
-// multiplies weight tile 6, with patch 1408 (k-tiles 40 to 43), and then weight tile 23, with patch
-// 5000. Its k-tiles are counted over both:
+// The deadline of a patch is a number of k-tiles: every cluster multiplies at least that many
+// before it needs the patch. A warp may begin to convert it kLead = 24 k-tiles earlier. For
+// example, cluster 26 multiplies weight tile 6, with patch 1408 (k-tiles 40 to 43), and then weight
+// tile 23, with patch 5000. Its k-tiles are counted over both:
 //
 //   k-tile          0        16          40                    124  128        148              255
 //   weight tile     6 --------------------------------------------- 23 ---------------------------

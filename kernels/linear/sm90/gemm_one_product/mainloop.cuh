@@ -123,7 +123,7 @@ struct ConversionProgress {
   const WeightConversion& conversion;
   int* producer_k_tile;    // the counter of this block
   int k_tiles_before = 0;  // k-tiles of all earlier tiles, also of those that are left out
-  // So many first k-tiles of the current panel are known to be converted.
+  // How many k-tiles of the current panel, from k-tile 0 on, are known to be converted.
   int converted_k_tiles = 0;
 
   // Tells the converters that the producer has begun this k-tile of the current tile.
