@@ -99,7 +99,7 @@ comparison/: whether results are right
     second_look          which wrong elements rounding explains
     mistakes             mistakes of a result in words
     budget               how far off a result may be
-    reference_values     the values of a result of the reference, as eager and float64 give them
+    reference_values     the values of a result of the reference, and how far off others are
     accuracy             how far off it is
     compare              bits and distance of two tensors
 

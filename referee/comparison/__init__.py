@@ -12,7 +12,8 @@ draw. From top to bottom, each is made from the one above it. Beside an arrow is
 
     ReferenceTensor        one result of the reference for the budget draw. `compare` judges a
       |                    solution's result for that draw: `checks.forward` calls it
-    ReferenceValues        its values: eager, and exact if there is a result in float64
+    ReferenceValues        its values: eager, and exact if there is a result in float64. `measure`
+      |                    goes over a result block by block, for both `compare` and `find_mistake`
       |                    how far off is eager?
     ErrorSizes             eager's largest error, its mean error, the size of the result
       |                    times the factors for the dtype, see `budget._Leniency`
@@ -24,4 +25,7 @@ draw. From top to bottom, each is made from the one above it. Beside an arrow is
 
 `compare` and `find_mistake` may excuse wrong elements: `RoundedOtherwise` yields the reference's
 results with other roundings, see `second_look`.
+
+A training step has several results and gradients. A `Quantity` is one of them over several steps:
+it judges a result by its mistake in a single step, and a gradient by `gradient_rules`.
 """
