@@ -12,8 +12,7 @@ draw. From top to bottom, each is made from the one above it. Beside an arrow is
 
     ReferenceTensor        one result of the reference for the budget draw. `compare` judges a
       |                    solution's result for that draw: `checks.forward` calls it
-    ReferenceValues        its values: eager, and exact if there is a result in float64. `measure`
-      |                    goes over a result block by block, for both `compare` and `find_mistake`
+    ReferenceValues        its values: eager, and exact if there is a result in float64
       |                    how far off is eager?
     ErrorSizes             eager's largest error, its mean error, the size of the result
       |                    times the factors for the dtype, see `budget._Leniency`
@@ -23,7 +22,10 @@ draw. From top to bottom, each is made from the one above it. Beside an arrow is
                            other draws by its distance from eager's: `checks.timed_forwards` calls
                            it. The budget is then larger, because eager is off itself
 
-`compare` and `find_mistake` may excuse wrong elements: `RoundedOtherwise` yields the reference's
+Both `compare` and `find_mistake` call `ReferenceValues.measure`, which computes the errors of a
+result block by block, to save memory. `find_mistake` has eager's values alone.
+
+Both may excuse wrong elements: `RoundedOtherwise` yields the reference's
 results with other roundings, see `second_look`.
 
 A training step has several results and gradients. A `Quantity` is one of them over several steps:

@@ -6,7 +6,7 @@ from referee.comparison.accuracy import count_true
 from referee.comparison.compare import describe_index, describe_values, first_true
 from referee.comparison.reference_values import Measured, ReferenceValues
 
-# What is wrong with elements.
+# Faults of elements, in messages.
 DIFFER = "elements differ"
 BEYOND_BUDGET = "elements beyond the error budget"
 
@@ -25,7 +25,7 @@ def describe_mistake(
         got: the flat result.
         values: the reference's result; the message names an index in its shape.
         mean_limit: the largest mean error.
-        fault: what is wrong with the elements that are off by too much.
+        fault: the words for elements that are off by too much.
     """
     if measured.wrong.any():
         return _describe_wrong_elements(measured.wrong, got, values, fault)

@@ -44,8 +44,8 @@ class Quantity:
     """A result or a gradient of a training step, and how far off it was in the steps so far.
 
     For a result, a mistake in a single step decides. For a gradient, rules decide, most of them
-    over several steps. But if a gradient must equal eager's (`ResultSpec.must_equal_eager`), any
-    mistake decides.
+    over several steps. But any mistake of a gradient decides if the gradient must equal eager's
+    (`ResultSpec.must_equal_eager`), or if the step is masked (`judge_untimed`).
 
     Args:
         name: the quantity in messages: "result 0", "gradient of x".
@@ -104,8 +104,9 @@ class Quantity:
             got: the result or gradient.
             rounded_otherwise: yields the reference's results with other roundings, which may excuse
                 a result; None if nothing excuses it. A gradient does not need it.
-            are_masked: whether the outputs' gradients are zero wherever a sum is near zero. Any
-                mistake of a gradient then decides: rounding does not explain it.
+            are_masked: whether the outputs' gradients are zero wherever a sum is near zero: the
+                problem knows these places. Any mistake of a gradient then decides, because rounding
+                does not explain it.
         """
         if self.is_result:
             self._decide(self._compare(got, rounded_otherwise).mistake)

@@ -116,7 +116,7 @@ class ReferenceTensor:
         got = flat_reals(got)
         must_equal_eager = self.spec.must_equal_eager
         has_eagers_bits = first_mismatch(got, self.eager) is None
-        if has_eagers_bits and must_equal_eager:  # then no element has an error
+        if has_eagers_bits and must_equal_eager:  # there are no errors to measure
             measured = Measured(torch.zeros_like(got, dtype=torch.bool), ErrorSizes())
         else:
             measured = measure_with_second_look(
@@ -136,7 +136,7 @@ class ReferenceTensor:
         if self._values.element_limits is not None:
             if self._is_as_accurate_as_eager(measured.errors):
                 return None
-            mean_limit = math.inf
+            mean_limit = math.inf  # only the elements are limited
         fault = DIFFER if self.spec.must_equal_eager else BEYOND_BUDGET
         return describe_mistake(measured, got, self._values, mean_limit, fault)
 

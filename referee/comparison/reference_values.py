@@ -31,7 +31,8 @@ class ReferenceValues:
         element_limits: how far off each element may be; None if a budget decides.
 
     Attributes:
-        shape, dtype: those of `eager`. The other attributes are flat, see `flat_reals`.
+        shape, dtype: those of the result.
+        eager, exact, element_limits: the arguments as `flat_reals` returns them.
     """
 
     def __init__(
