@@ -103,7 +103,7 @@ class Quantity:
         Args:
             got: the result or gradient.
             rounded_otherwise: yields the reference's results with other roundings, which may excuse
-                a result; None if nothing excuses it. A gradient does not need it.
+                a result; None if nothing excuses it. It is not used for a gradient.
             are_masked: whether the outputs' gradients are zero wherever a sum is near zero: the
                 problem knows these places. Any mistake of a gradient then decides, because rounding
                 does not explain it.
@@ -129,7 +129,7 @@ class Quantity:
             eager: eager's.
             rounded_otherwise: as for `judge_untimed`.
             error_of_other_roundings: computes the typical error of eager's gradient if it is
-                rounded otherwise. A result does not need it.
+                rounded otherwise. It is not used for a result.
         """
         if self.is_result:
             self._decide(self.spec.find_mistake(got, eager, rounded_otherwise))
