@@ -99,8 +99,8 @@ comparison/: whether results are right
     second_look          which wrong elements rounding explains
     mistakes             mistakes of a result in words
     budget               how far off a result may be
-    reference_values     the values of a result of the reference, as eager and float64 give them
-    accuracy             how far off it is
+    reference_values     the values of a result of the reference; they tell how far off another is
+    accuracy             the sizes of errors, and the accuracy class of a result
     compare              bits and distance of two tensors
 
 times/: how fast it is

@@ -25,7 +25,7 @@ from referee.checks.solution_step import (
     read_quantity,
 )
 from referee.comparison.case import Case
-from referee.comparison.quantity import Kind, Quantity, ResultQuantity, make_quantities
+from referee.comparison.quantity import Kind, Quantity, make_quantities
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.grading import Grading
@@ -112,7 +112,7 @@ def _check_recorded_forward(grading: Grading) -> None:
 def _note_errors_of_gradients(grading: Grading) -> None:
     """Add the errors of all gradients to the verdict's table."""
     for quantity in grading.findings.quantities:
-        if quantity.kind is not Kind.RESULT and quantity.comparison:
+        if quantity.comparison and not quantity.is_result:
             name = ", ".join(filter(None, [grading.problem.setting, quantity.name]))
             grading.verdict.note_errors(
                 name,
@@ -265,13 +265,8 @@ def _compare_quantities(
         index = ResultIndex(0, result_index)
         got = read_quantity(grading, quantity, description, case_name, index)
         check_complete(reply["elements"], result_index, got, quantity.name)
-        if isinstance(quantity, ResultQuantity):
-            inputs = grading.latest_inputs
-            quantity.judge_untimed(got, grading.reference.rounded_otherwise(inputs, result_index))
-        elif are_masked:
-            quantity.judge_strictly(got)
-        else:
-            quantity.judge_untimed(got)
+        rounded_otherwise = grading.reference.rounded_otherwise(grading.latest_inputs, result_index)
+        quantity.judge_untimed(got, rounded_otherwise, are_masked=are_masked)
 
 
 def ask_for_step(grading: Grading, step: StepArguments, quantities: list[Quantity]) -> dict:
@@ -328,7 +323,7 @@ def _check_gradients_exist(
             WRONG, "a recorded forward returns another kind of result than before"
         )
     indices = missing_indices(descriptions, quantities)
-    missing = [quantities[i].name for i in indices if quantities[i].kind is not Kind.RESULT]
+    missing = [quantities[i].name for i in indices if not quantities[i].is_result]
     if not missing:
         return
     gradients = [quantity for quantity in quantities[output_count:] if quantity.spec]

@@ -12,7 +12,7 @@ from referee.checks.returned_results import (
     read_result,
 )
 from referee.checks.separate_results import check_results_apart
-from referee.comparison.quantity import Kind, Quantity
+from referee.comparison.quantity import Quantity
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
 from referee.reference.problem import StepArguments
@@ -53,7 +53,7 @@ def check_results_of_step_apart(
         descriptions: the solution's, one for each quantity.
         case_name: the case in messages.
     """
-    count = sum(quantity.kind is Kind.RESULT for quantity in quantities)
+    count = sum(quantity.is_result for quantity in quantities)
     check_results_apart(grading, descriptions[:count], case_name)
 
 
@@ -71,7 +71,7 @@ def read_quantity(
     """
     check_description(grading, description, quantity.spec, case_name)
     # autograd may return a gradient that shares memory, as torch's own modules do.
-    if quantity.kind is Kind.RESULT:
+    if quantity.is_result:
         check_elements_apart(description, quantity.spec, case_name)
         check_new_memory(grading, description, index.result_index, case_name)
     return read_result(grading, description, quantity.name, index)

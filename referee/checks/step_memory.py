@@ -14,7 +14,6 @@ from referee.checks.returned_results import check_complete, is_in_shared_memory,
 from referee.checks.solution_step import prepare_step
 from referee.checks.values import count_of_held
 from referee.comparison.compare import first_mismatch
-from referee.comparison.quantity import Kind
 from referee.contestants.descriptions import ResultIndex
 from referee.grading import Grading
 from referee.reference.file import NoRoomError
@@ -87,7 +86,7 @@ def _run_step(grading: Grading) -> list[HeldTensor]:
     descriptions = reply["returned"][0]["results"]
     _check_no_gradient_vanishes(grading, step, descriptions)
     for i, (quantity, description) in enumerate(zip(quantities, descriptions, strict=True)):
-        may_change = quantity.kind is Kind.RESULT and i in grading.problem.sharing_results
+        may_change = quantity.is_result and i in grading.problem.sharing_results
         is_tensor = quantity.spec and description.get("type") == "Tensor"
         if is_tensor and not may_change and not is_in_shared_memory(grading, description):
             values = read_result(grading, description, quantity.name, ResultIndex(0, i))

@@ -19,7 +19,7 @@ from referee.checks.solution_step import (
     read_quantity,
 )
 from referee.checks.turn_memory import reading_results, turn, write_state_for_all
-from referee.comparison.quantity import Quantity, ResultQuantity
+from referee.comparison.quantity import Quantity
 from referee.contestants.descriptions import ResultIndex
 from referee.contestants.errors import RaisedError
 from referee.eager_processes import EagerOutOfMemoryError
@@ -230,15 +230,12 @@ class _StepRunner:
             got = self._read(
                 quantity, description, ResultIndex(call_index, result_index), early_elements
             )
-            if isinstance(quantity, ResultQuantity):
-                rounded_otherwise = reference.rounded_otherwise(
-                    drawn.arguments.inputs, result_index
-                )
-                quantity.judge_timed(got, eager_result, rounded_otherwise)
-            else:
-                quantity.judge_timed(
-                    got, eager_result, lambda i=result_index: errors_of_other_roundings()[i]
-                )
+            quantity.judge_timed(
+                got,
+                eager_result,
+                reference.rounded_otherwise(drawn.arguments.inputs, result_index),
+                lambda i=result_index: errors_of_other_roundings()[i],
+            )
 
     def _read(
         self,

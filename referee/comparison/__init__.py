@@ -22,6 +22,12 @@ draw. From top to bottom, each is made from the one above it. Beside an arrow is
                            other draws by its distance from eager's: `checks.timed_forwards` calls
                            it. The budget is then larger, because eager is off itself
 
-`compare` and `find_mistake` may excuse wrong elements: `RoundedOtherwise` yields the reference's
+Both `compare` and `find_mistake` call `ReferenceValues.measure`, which computes the errors of a
+result block by block, to save memory. `find_mistake` has eager's values alone.
+
+Both may excuse wrong elements: `RoundedOtherwise` yields the reference's
 results with other roundings, see `second_look`.
+
+A training step has several results and gradients. A `Quantity` is one of them over several steps:
+it judges a result by its mistake in a single step, and a gradient by `gradient_rules`.
 """

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from referee.comparison.accuracy import CLASSES, ErrorSizes, typical_error
-from referee.comparison.reference_values import ReferenceValues
+from referee.comparison.accuracy import CLASSES, ErrorSizes
 
 FACTOR = 32
 ROUNDINGS = 8  # of the result; allowed even where eager's result is exact
@@ -127,33 +126,6 @@ class _Leniency:
         return self.atol_for(typical, root_mean_square=1.0) + self.rtol
 
 
-def budget_and_errors(
-    values: ReferenceValues, terms: int, in_tf32: torch.Tensor | None
-) -> tuple[Budget, ErrorSizes]:
-    """Return the error budget of a result in floats, and the errors from which it follows.
-
-    These are eager's errors, or those of the result in TF32 if that is further off. They are zeros
-    where there is no exact result.
-
-    Args:
-        values: the reference's result for the draw that sets the budget.
-        terms: the number of terms of the longest sum.
-        in_tf32: the flat result from operands rounded to TF32, if eager may use TF32; None
-            otherwise.
-    """
-    dtype = values.eager.dtype
-    if values.exact is None:
-        return _budget_without_float64(dtype), ErrorSizes()
-    errors = values.errors_of(values.eager)
-    typical = typical_error(values.eager, values.exact)
-    if in_tf32 is not None:
-        errors_in_tf32 = values.errors_of(in_tf32.to(values.eager))
-        if errors_in_tf32.mean > errors.mean:
-            errors = errors_in_tf32
-        typical = max(typical, typical_error(in_tf32, values.exact))
-    return budget_from_errors(errors, dtype, terms, typical), errors
-
-
 def budget_from_errors(
     reference: ErrorSizes, dtype: torch.dtype, terms: int, typical: float = 0.0
 ) -> Budget:
@@ -172,6 +144,12 @@ def budget_from_errors(
         mean_limit=leniency.mean_limit_for(reference),
         typical_limit=leniency.typical_limit_for(typical),
     )
+
+
+def budget_without_float64(dtype: torch.dtype) -> Budget:
+    """Return the error budget of a result that is compared only with eager's."""
+    tolerance = TOLERANCES.get(dtype, HALF_TOLERANCE)
+    return Budget(atol=tolerance, rtol=tolerance)
 
 
 def budget_in_another_draw(
@@ -196,12 +174,6 @@ def budget_in_another_draw(
         mean_limit=growth.of_mean * (mean_limit + eager.mean + free_elements),
         typical_limit=budget.typical_limit,
     )
-
-
-def _budget_without_float64(dtype: torch.dtype) -> Budget:
-    """Return the error budget of a result that is compared only with eager's."""
-    tolerance = TOLERANCES.get(dtype, HALF_TOLERANCE)
-    return Budget(atol=tolerance, rtol=tolerance)
 
 
 def _leniency(reference: ErrorSizes, dtype: torch.dtype, terms: int) -> _Leniency:

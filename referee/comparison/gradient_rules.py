@@ -33,7 +33,7 @@ MAX_CHANCE = 1e-6
 MAX_SHARE_BY_ROUNDING = 0.02
 # Inaccurate in many steps: a step's typical error is too large if it is beyond the budget's limit,
 # and more than MAX_TIMES_OTHER_ROUNDINGS times the one that other roundings make
-# (`GradientQuantity.judge_timed`). The share of such steps may be at most MAX_INACCURATE_SHARE.
+# (`Quantity.judge_timed`). The share of such steps may be at most MAX_INACCURATE_SHARE.
 MAX_TIMES_OTHER_ROUNDINGS = 2
 MAX_INACCURATE_SHARE = 0.25
 

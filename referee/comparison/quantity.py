@@ -8,7 +8,6 @@ zero. So `gradient_rules` decide.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
 
@@ -41,8 +40,12 @@ class Kind(Enum):
     PARAMETER_GRADIENT = "gradient of a parameter"
 
 
-class Quantity(ABC):
+class Quantity:
     """A result or a gradient of a training step, and how far off it was in the steps so far.
+
+    For a result, a mistake in a single step decides. For a gradient, rules decide, most of them
+    over several steps. But any mistake of a gradient decides if the gradient must equal eager's
+    (`ResultSpec.must_equal_eager`), or if the step is masked (`judge_untimed`).
 
     Args:
         name: the quantity in messages: "result 0", "gradient of x".
@@ -63,100 +66,92 @@ class Quantity(ABC):
         self._reference_tensor: ReferenceTensor | None = None  # of an untimed step
         self.is_wrong_in_one_step = False
         self._first_mistake = ""
+        # The steps that the rules for gradients judge; a result has none.
+        self._untimed = Steps()
+        self._timed = Steps()
+
+    @property
+    def is_result(self) -> bool:
+        """True for a result, False for a gradient."""
+        return self.kind is Kind.RESULT
 
     @property
     def is_reference_finite(self) -> bool:
         """True if the reference's tensor of the step that has begun is finite, or it has none."""
         return self._reference_tensor is None or bool(self._reference_tensor.eager.isfinite().all())
 
+    def without_steps(self) -> "Quantity":
+        """Return a quantity with the same name, kind and spec, for which no step was compared."""
+        made = Quantity(self.name, self.kind)
+        made.spec = self.spec
+        return made
+
     def begin_step(self, reference_tensor: ReferenceTensor | None) -> None:
         """Take the reference's tensor of an untimed step, None where it has none."""
         self._reference_tensor = reference_tensor
         self.spec = reference_tensor.spec if reference_tensor else None
 
-    def find_mistake(self) -> str | None:
-        """Return in words what is wrong for certain; None if rounding may explain it."""
-        return f"{self.name}: {self._first_mistake}" if self._is_wrong() else None
-
-    @abstractmethod
-    def without_steps(self) -> "Quantity":
-        """Return a quantity with the same name and spec, for which no step was compared."""
-
-    def _is_wrong(self) -> bool:
-        """Return whether the steps so far, one or all, show that the quantity is wrong."""
-        return self.is_wrong_in_one_step
-
-    def _compare(
-        self, got: torch.Tensor, rounded_otherwise: RoundedOtherwise | None = None
-    ) -> Comparison:
-        """Compare a tensor with the reference's of the step that has begun; free the latter."""
-        self.comparison = self._reference_tensor.compare(got, rounded_otherwise)
-        self._reference_tensor = None
-        return self.comparison
-
-    def _decide(self, mistake: str | None) -> None:
-        """Take in a step in which a mistake decides; `mistake` is None if there is none."""
-        if mistake:
-            self.is_wrong_in_one_step = True
-            self._keep_first(mistake)
-
-    def _keep_first(self, mistake: str | None) -> None:
-        """Keep the words for the first mistake, which the message quotes."""
-        if mistake and not self._first_mistake:
-            self._first_mistake = mistake
-
-
-class ResultQuantity(Quantity):
-    """A result of a training step: a mistake in a single step decides."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, Kind.RESULT)
-
     def judge_untimed(
-        self, got: torch.Tensor, rounded_otherwise: RoundedOtherwise | None = None
+        self,
+        got: torch.Tensor,
+        rounded_otherwise: RoundedOtherwise | None = None,
+        *,
+        are_masked: bool = False,
     ) -> None:
-        """Judge the solution's result of the untimed step that has begun.
+        """Judge the solution's result or gradient of the untimed step that has begun.
 
         Args:
-            got: the result.
-            rounded_otherwise: yields the reference's results with other roundings.
+            got: the result or gradient.
+            rounded_otherwise: yields the reference's results with other roundings, which may excuse
+                a result; None if nothing excuses it. It is not used for a gradient.
+            are_masked: whether the outputs' gradients are zero wherever a sum is near zero: the
+                problem knows these places. Any mistake of a gradient then decides, because rounding
+                does not explain it.
         """
-        self._decide(self._compare(got, rounded_otherwise).mistake)
+        if self.is_result:
+            self._decide(self._compare(got, rounded_otherwise).mistake)
+        elif are_masked or self.spec.must_equal_eager:
+            self._decide(self._find_mistake_of_gradient(self._compare(got)))
+        else:
+            self._judge_untimed_by_rules(self._compare(got))
 
     def judge_timed(
         self,
         got: torch.Tensor,
         eager: torch.Tensor,
         rounded_otherwise: RoundedOtherwise | None = None,
+        error_of_other_roundings: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Judge the solution's result of a timed step, beside eager's."""
-        self._decide(self.spec.find_mistake(got, eager, rounded_otherwise))
+        """Judge the solution's result or gradient of a timed step, beside eager's.
 
-    def without_steps(self) -> "ResultQuantity":
-        """Return a result with the same name and spec, for which no step was compared."""
-        made = ResultQuantity(self.name)
-        made.spec = self.spec
-        return made
+        Args:
+            got: the solution's result or gradient.
+            eager: eager's.
+            rounded_otherwise: as for `judge_untimed`.
+            error_of_other_roundings: computes the typical error of eager's gradient if it is
+                rounded otherwise. It is not used for a result.
+        """
+        if self.is_result:
+            self._decide(self.spec.find_mistake(got, eager, rounded_otherwise))
+        elif self.spec.must_equal_eager:
+            self._decide(self.spec.find_mistake(got, eager))
+        else:
+            self._judge_timed_by_rules(got, eager, error_of_other_roundings)
 
+    def find_mistake(self) -> str | None:
+        """Return in words what is wrong for certain; None if rounding may explain it."""
+        is_wrong = (
+            self.is_wrong_in_one_step
+            or wrong_in_every_step(self._untimed)
+            or wrong_in_every_step(self._timed)
+            or far_off_in_most_steps(self._timed)
+            or inaccurate_in_many_steps(self._timed)
+        )
+        return f"{self.name}: {self._first_mistake}" if is_wrong else None
 
-class GradientQuantity(Quantity):
-    """A gradient of a training step: rules decide, most of them over several steps.
-
-    If a gradient must equal eager's (`ResultSpec.must_equal_eager`), any mistake decides.
-    """
-
-    def __init__(self, name: str, kind: Kind) -> None:
-        super().__init__(name, kind)
-        self._untimed = Steps()
-        self._timed = Steps()
-
-    def judge_untimed(self, got: torch.Tensor) -> None:
-        """Judge the solution's gradient of the untimed step that has begun."""
-        if self.spec.must_equal_eager:
-            self.judge_strictly(got)
-            return
-        comparison = self._compare(got)
-        mistake = self._find_mistake_of(comparison)
+    def _judge_untimed_by_rules(self, comparison: Comparison) -> None:
+        """Add an untimed step to those that the rules for gradients judge."""
+        mistake = self._find_mistake_of_gradient(comparison)
         if mistake is None:
             self._untimed.add_right()
             return
@@ -165,31 +160,16 @@ class GradientQuantity(Quantity):
         self._untimed.add_wrong(Step(comparison.errors.relative), comparison.wrong)
         self.is_wrong_in_one_step |= far_off_in_one_step(self._untimed)
 
-    def judge_strictly(self, got: torch.Tensor) -> None:
-        """Judge the solution's gradient of an untimed step in which a mistake decides.
-
-        A mistake decides for a gradient that must equal eager's. It also decides if the outputs'
-        gradients are zero wherever a sum is near zero: the problem knows these places.
-        """
-        self._decide(self._find_mistake_of(self._compare(got)))
-
-    def judge_timed(
+    def _judge_timed_by_rules(
         self,
         got: torch.Tensor,
         eager: torch.Tensor,
-        error_of_other_roundings: Callable[[], float] = lambda: 0.0,
+        error_of_other_roundings: Callable[[], float],
     ) -> None:
-        """Judge the solution's gradient of a timed step, beside eager's.
+        """Add a timed step to those that the rules for gradients judge.
 
-        Args:
-            got: the solution's gradient.
-            eager: eager's.
-            error_of_other_roundings: computes the typical error of eager's gradient if it is
-                rounded otherwise.
+        The arguments are those of `judge_timed`.
         """
-        if self.spec.must_equal_eager:
-            self._decide(self.spec.find_mistake(got, eager))
-            return
         difference = self.spec.compare_with_eager(got, eager)
         if difference.mistake is None:
             self._timed.add_right()
@@ -207,23 +187,15 @@ class GradientQuantity(Quantity):
         self._timed.add_wrong(step, difference.wrong)
         self.is_wrong_in_one_step |= far_off_in_one_step(self._timed)
 
-    def without_steps(self) -> "GradientQuantity":
-        """Return a gradient with the same name and spec, for which no step was compared."""
-        made = GradientQuantity(self.name, self.kind)
-        made.spec = self.spec
-        return made
+    def _compare(
+        self, got: torch.Tensor, rounded_otherwise: RoundedOtherwise | None = None
+    ) -> Comparison:
+        """Compare a tensor with the reference's of the step that has begun; free the latter."""
+        self.comparison = self._reference_tensor.compare(got, rounded_otherwise)
+        self._reference_tensor = None
+        return self.comparison
 
-    def _is_wrong(self) -> bool:
-        """Return whether the steps so far, one or all, show that the gradient is wrong."""
-        return (
-            self.is_wrong_in_one_step
-            or wrong_in_every_step(self._untimed)
-            or wrong_in_every_step(self._timed)
-            or far_off_in_most_steps(self._timed)
-            or inaccurate_in_many_steps(self._timed)
-        )
-
-    def _find_mistake_of(self, comparison: Comparison) -> str | None:
+    def _find_mistake_of_gradient(self, comparison: Comparison) -> str | None:
         """Return in words what is wrong with a gradient in an untimed step; None if nothing is.
 
         The limit of the mean error is the one for other draws: it is larger where a problem says
@@ -235,6 +207,17 @@ class GradientQuantity(Quantity):
         if comparison.errors.mean > mean_limit:
             return describe_mean_error(comparison.errors.mean, mean_limit)
         return None
+
+    def _decide(self, mistake: str | None) -> None:
+        """Take in a step in which a mistake decides; `mistake` is None if there is none."""
+        if mistake:
+            self.is_wrong_in_one_step = True
+            self._keep_first(mistake)
+
+    def _keep_first(self, mistake: str | None) -> None:
+        """Keep the words for the first mistake, which the message quotes."""
+        if mistake and not self._first_mistake:
+            self._first_mistake = mistake
 
 
 def _relative_error(got: torch.Tensor, eager: torch.Tensor) -> float:
@@ -256,11 +239,11 @@ def make_quantities(inputs: list, parameters: list[str], output_count: int) -> l
     Inputs are numbered as in the call, also those that have no gradient. An input that is the only
     one with a gradient is x in messages.
     """
-    results = [ResultQuantity(f"result {i}") for i in range(output_count)]
+    results = [Quantity(f"result {i}", Kind.RESULT) for i in range(output_count)]
     indices = [i for i, x in enumerate(inputs) if is_differentiable(x)]
     names = ["x"] if len(indices) == 1 else [f"input {i}" for i in indices]
-    of_inputs = [GradientQuantity(f"gradient of {name}", Kind.INPUT_GRADIENT) for name in names]
+    of_inputs = [Quantity(f"gradient of {name}", Kind.INPUT_GRADIENT) for name in names]
     of_parameters = [
-        GradientQuantity(f"gradient of {name}", Kind.PARAMETER_GRADIENT) for name in parameters
+        Quantity(f"gradient of {name}", Kind.PARAMETER_GRADIENT) for name in parameters
     ]
     return results + of_inputs + of_parameters

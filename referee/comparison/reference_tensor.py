@@ -1,23 +1,17 @@
 """A result or gradient of the reference, with which a solution's is compared."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from referee.comparison.accuracy import ErrorSizes, ErrorSums, count_true, element_errors
-from referee.comparison.budget import Budget, budget_and_errors
-from referee.comparison.compare import (
-    blocks,
-    describe_index,
-    describe_values,
-    first_mismatch,
-    first_true,
-    flat_reals,
-)
-from referee.comparison.mistakes import BEYOND_BUDGET, describe_mean_error
-from referee.comparison.reference_values import ReferenceValues
+from referee.comparison.accuracy import ErrorSizes, typical_error
+from referee.comparison.budget import Budget, budget_from_errors, budget_without_float64
+from referee.comparison.compare import blocks, first_mismatch, flat_reals
+from referee.comparison.mistakes import BEYOND_BUDGET, DIFFER, describe_mistake
+from referee.comparison.reference_values import Measured, ReferenceValues
 from referee.comparison.result_spec import ResultSpec
-from referee.comparison.second_look import RoundedOtherwise, find_excused
+from referee.comparison.second_look import RoundedOtherwise, measure_with_second_look
 
 # Factors by which the errors of two equally accurate results may differ by chance. The mean of many
 # errors varies little; the maximum of n errors varies by 4% at n = 10^7, and more for a smaller n.
@@ -78,28 +72,26 @@ class ReferenceTensor:
         *,
         must_equal_eager: bool = False,
     ) -> None:
-        flat_eager = flat_reals(eager)
-        must_equal_eager = must_equal_eager or not flat_eager.is_floating_point()
+        real_dtype = eager.dtype.to_real()
+        must_equal_eager = must_equal_eager or not real_dtype.is_floating_point
         # A result in float64 is compared with eager's: nothing more exact is known.
-        needs_exact = not must_equal_eager and flat_eager.dtype != torch.float64
-        self._values = ReferenceValues(flat_eager, _flat(exact) if needs_exact else None)
-        self._element_limits = _flat(element_limits)
-        self._length = len(flat_eager)  # numel, or twice as much for complex numbers
-        self._must_equal_eager = must_equal_eager
+        needs_exact = not must_equal_eager and real_dtype != torch.float64
+        self._values = ReferenceValues(eager, exact if needs_exact else None, element_limits)
         if must_equal_eager:
-            self._budget, self._reference_errors = Budget(), ErrorSizes()
+            budget, reference_errors = Budget(), ErrorSizes()
         else:
-            self._budget, self._reference_errors = budget_and_errors(
-                self._values, terms, _flat(in_tf32)
-            )
+            budget, reference_errors = _budget_and_errors(self._values, terms, in_tf32)
+        mean_limit_elsewhere = budget.mean_limit
+        if element_limits is not None:
+            mean_limit_elsewhere = max(budget.mean_limit, _mean(self._values.element_limits))
         self.spec = ResultSpec(
             shape=list(eager.shape),
             strides=list(eager.stride()),
             dtype=eager.dtype,
             must_equal_eager=must_equal_eager,
-            budget=self._budget,
-            reference_errors=self._reference_errors,
-            mean_limit_elsewhere=self._mean_limit_elsewhere(),
+            budget=budget,
+            reference_errors=reference_errors,
+            mean_limit_elsewhere=mean_limit_elsewhere,
         )
 
     @property
@@ -122,105 +114,65 @@ class ReferenceTensor:
                 element is excused.
         """
         got = flat_reals(got)
-        comparison = self._compare(got)
-        if comparison.mistake is None or rounded_otherwise is None:
-            return comparison
-        excused = find_excused(comparison.wrong, got, self.eager, self._budget, rounded_otherwise)
-        if excused is None:
-            return comparison
-        return self._compare(got, excused)
-
-    def _compare(self, got: torch.Tensor, excused: torch.Tensor | None = None) -> Comparison:
-        """Compare a flat result with the reference's, block by block.
-
-        Args:
-            got: the flat result.
-            excused: a flat mask of elements whose errors count as zeros; None if all count.
-        """
-        sums = ErrorSums()
-        wrong = torch.zeros(self._length, dtype=torch.bool, device=got.device)
-        has_eagers_bits = True
-        for block in blocks(self._length):
-            got_part, eager_part = got[block], self.eager[block]
-            is_same = first_mismatch(got_part, eager_part) is None
-            has_eagers_bits = has_eagers_bits and is_same
-            if is_same and self._must_equal_eager:
-                continue  # there is no error to add
-            expected = self._values.expected(block)
-            error = element_errors(got_part, eager_part, expected)
-            if excused is not None:
-                error.masked_fill_(excused[block], 0)
-            wrong[block] = error > self._allowed(block, expected)
-            sums.add(error, expected)
-        errors = sums.over(self._length)
+        must_equal_eager = self.spec.must_equal_eager
+        has_eagers_bits = first_mismatch(got, self.eager) is None
+        if has_eagers_bits and must_equal_eager:  # there are no errors to measure
+            measured = Measured(torch.zeros_like(got, dtype=torch.bool), ErrorSizes())
+        else:
+            measured = measure_with_second_look(
+                self._values, got, self.spec.budget, rounded_otherwise
+            )
         return Comparison(
-            mistake=self._describe_mistake(wrong, got, errors),
-            errors=errors,
+            mistake=self._describe_mistake(measured, got),
+            errors=measured.errors,
             has_eagers_bits=has_eagers_bits,
-            is_gross=self._must_equal_eager or errors.is_gross,
-            wrong=wrong,
+            is_gross=must_equal_eager or measured.errors.is_gross,
+            wrong=measured.wrong,
         )
 
-    def _describe_mistake(
-        self, wrong: torch.Tensor, got: torch.Tensor, errors: ErrorSizes
-    ) -> str | None:
-        """Return what is wrong with a result, in words; None if nothing is.
-
-        Args:
-            wrong: a flat mask of the elements that are off by too much.
-            got: the flat result.
-            errors: how far off the result is.
-        """
-        has_element_limits = self._element_limits is not None
-        if has_element_limits and self._is_as_accurate_as_eager(errors):
-            return None
-        if wrong.any():
-            return self._describe_wrong_elements(wrong, got)
-        if has_element_limits:  # then the mean is not limited
-            return None
-        mean_limit = self._budget.mean_limit
-        if errors.mean > mean_limit:
-            return describe_mean_error(errors.mean, mean_limit)
-        return None
-
-    def _describe_wrong_elements(self, wrong: torch.Tensor, got: torch.Tensor) -> str:
-        """Return how many elements are off by too much, and the first of them, in words."""
-        first = first_true(wrong)
-        if self._must_equal_eager:
-            fault = "elements differ"
-            expected = self.eager[first]
-        else:
-            fault = BEYOND_BUDGET
-            expected = self._values.expected(slice(first, first + 1))
-        index = describe_index(first, self.spec.shape, self.spec.dtype)
-        values = describe_values(got[first], expected)
-        return f"{count_true(wrong):,} of {self._length:,} {fault}, the first at {index}: {values}"
+    def _describe_mistake(self, measured: Measured, got: torch.Tensor) -> str | None:
+        """Return what is wrong with a flat result, in words; None if nothing is."""
+        mean_limit = self.spec.budget.mean_limit
+        if self._values.element_limits is not None:
+            if self._is_as_accurate_as_eager(measured.errors):
+                return None
+            mean_limit = math.inf  # only the elements are limited
+        fault = DIFFER if self.spec.must_equal_eager else BEYOND_BUDGET
+        return describe_mistake(measured, got, self._values, mean_limit, fault)
 
     def _is_as_accurate_as_eager(self, errors: ErrorSizes) -> bool:
         """Return whether a result's errors are as small as eager's, except for chance."""
-        eager_errors = self._reference_errors
+        eager_errors = self.spec.reference_errors
         is_max_small = errors.largest <= CHANCE_OF_MAX * eager_errors.largest
         is_mean_small = errors.mean <= CHANCE_OF_MEAN * eager_errors.mean
         return is_max_small and is_mean_small
 
-    def _allowed(self, block: slice, expected: torch.Tensor) -> torch.Tensor:
-        """Return how far off each element of a block may be."""
-        if self._element_limits is None:
-            return self._budget.allowed(expected)
-        # A limit is not finite where operands are not. The result must be exact there. Usually it
-        # is not finite either, and its error is 0 or infinity, see `element_errors`.
-        return self._element_limits[block].nan_to_num(0, 0, 0)
 
-    def _mean_limit_elsewhere(self) -> float:
-        """Return the largest mean distance from eager's result in other draws."""
-        if self._element_limits is None:
-            return self._budget.mean_limit
-        return max(self._budget.mean_limit, _mean(self._element_limits))
+def _budget_and_errors(
+    values: ReferenceValues, terms: int, in_tf32: torch.Tensor | None
+) -> tuple[Budget, ErrorSizes]:
+    """Return the error budget of a result in floats, and the errors from which it follows.
 
+    These are eager's errors, or those of the result in TF32 if that is further off. They are zeros
+    where there is no exact result.
 
-def _flat(x: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `flat_reals` of a tensor; None for None."""
-    return None if x is None else flat_reals(x)
+    Args:
+        values: the reference's result for the draw that sets the budget.
+        terms: the number of terms of the longest sum.
+        in_tf32: the result from operands rounded to TF32, if eager may use TF32; None otherwise.
+    """
+    dtype = values.eager.dtype
+    if values.exact is None:
+        return budget_without_float64(dtype), ErrorSizes()
+    errors = values.errors_of(values.eager)
+    typical = typical_error(values.eager, values.exact)
+    if in_tf32 is not None:
+        in_tf32 = flat_reals(in_tf32)
+        errors_in_tf32 = values.errors_of(in_tf32.to(values.eager))
+        if errors_in_tf32.mean > errors.mean:
+            errors = errors_in_tf32
+        typical = max(typical, typical_error(in_tf32, values.exact))
+    return budget_from_errors(errors, dtype, terms, typical), errors
 
 
 def _mean(limits: torch.Tensor) -> float:

@@ -6,15 +6,15 @@ them. A solution's result is compared with eager's, and its error is the distanc
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
-from referee.comparison.accuracy import ErrorSizes, element_errors, mean_and_root_mean_square
+from referee.comparison.accuracy import ErrorSizes, mean_and_root_mean_square
 from referee.comparison.budget import NO_GROWTH, Budget, Growth, budget_in_another_draw
 from referee.comparison.compare import blocks, first_mismatch, flat_reals
-from referee.comparison.mistakes import describe_mean_error, describe_wrong
-from referee.comparison.second_look import RoundedOtherwise, find_excused
+from referee.comparison.mistakes import describe_mistake
+from referee.comparison.reference_values import ReferenceValues
+from referee.comparison.second_look import RoundedOtherwise, measure_with_second_look
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class ResultSpec:
         must_equal_eager: whether only eager's values are right, and those that a second look
             excuses.
         budget: how far off a result may be in the budget draw.
-        reference_errors: how far off the reference's own result is, see `budget_and_errors`.
+        reference_errors: how far off the reference's own result is; zeros where no exact result is
+            known. The budget follows from them.
         mean_limit_elsewhere: for other draws, in place of the budget's; larger where the problem
             says how far off each element may be.
     """
@@ -100,15 +101,14 @@ class ResultSpec:
 
         The arguments are those of `find_mistake`.
         """
-        flat_got, flat_eager = flat_reals(got), flat_reals(eager)
-        if self._is_clearly_right(flat_got, flat_eager):
-            return Difference(torch.zeros_like(flat_got, dtype=torch.bool), mistake=None)
-        budget = self.budget_elsewhere(self._growth(flat_eager))
-        distance = _measure_unexcused_distance(flat_got, flat_eager, budget, rounded_otherwise)
-        mistake = describe_wrong(distance.wrong, flat_got, eager)
-        if mistake is None and distance.mean > budget.mean_limit:
-            mistake = describe_mean_error(distance.mean, budget.mean_limit)
-        return Difference(distance.wrong, mistake)
+        got = flat_reals(got)
+        values = ReferenceValues(eager)
+        if self._is_clearly_right(got, values.eager):
+            return Difference(torch.zeros_like(got, dtype=torch.bool), mistake=None)
+        budget = self.budget_elsewhere(self._growth(values.eager))
+        measured = measure_with_second_look(values, got, budget, rounded_otherwise)
+        mistake = describe_mistake(measured, got, values, budget.mean_limit)
+        return Difference(measured.wrong, mistake)
 
     def _find_difference(
         self, got: torch.Tensor, eager: torch.Tensor, rounded_otherwise: RoundedOtherwise | None
@@ -121,10 +121,11 @@ class ResultSpec:
         mismatch = first_mismatch(got, eager)
         if mismatch is None or rounded_otherwise is None:
             return mismatch
-        got, eager = flat_reals(got), flat_reals(eager)
-        budget = self.budget_elsewhere(self._growth(eager))
-        distance = _measure_unexcused_distance(got, eager, budget, rounded_otherwise)
-        return mismatch if distance.wrong.any() else None
+        got = flat_reals(got)
+        values = ReferenceValues(eager)
+        budget = self.budget_elsewhere(self._growth(values.eager))
+        measured = measure_with_second_look(values, got, budget, rounded_otherwise)
+        return mismatch if measured.wrong.any() else None
 
     def _growth(self, eager: torch.Tensor) -> Growth:
         """Return how much larger eager's flat result is than in the budget draw."""
@@ -163,47 +164,3 @@ class ResultSpec:
             sum_of_errors += error.sum().item()
         mean = sum_of_errors / max(len(got), 1)
         return mean <= 0.5 * budget.mean_limit
-
-
-class _Distance(NamedTuple):
-    """How far the elements of a result are from eager's.
-
-    Attributes:
-        wrong: a flat mask of the elements that are too far off.
-        mean: the mean distance.
-    """
-
-    wrong: torch.Tensor
-    mean: float
-
-
-def _measure_unexcused_distance(
-    got: torch.Tensor,
-    eager: torch.Tensor,
-    budget: Budget,
-    rounded_otherwise: RoundedOtherwise | None,
-) -> _Distance:
-    """Measure how far a flat result is from eager's; what rounding explains counts as right."""
-    distance = _measure_distance(got, eager, budget)
-    if rounded_otherwise is None:
-        return distance
-    excused = find_excused(distance.wrong, got, eager, budget, rounded_otherwise)
-    if excused is None:
-        return distance
-    return _measure_distance(got, eager, budget, excused)
-
-
-def _measure_distance(
-    got: torch.Tensor, eager: torch.Tensor, budget: Budget, excused: torch.Tensor | None = None
-) -> _Distance:
-    """Measure how far a flat result is from eager's; the elements of a mask count as right."""
-    wrong = torch.zeros(len(got), dtype=torch.bool, device=got.device)
-    sum_of_errors = 0.0
-    for block in blocks(len(got)):
-        expected = eager[block].double()
-        error = element_errors(got[block], eager[block], expected)
-        if excused is not None:
-            error.masked_fill_(excused[block], 0)
-        wrong[block] = error > budget.allowed(expected)
-        sum_of_errors += error.sum().item()
-    return _Distance(wrong, sum_of_errors / max(len(got), 1))

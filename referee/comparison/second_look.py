@@ -11,7 +11,8 @@ import torch
 
 from referee.comparison.accuracy import count_true, element_errors
 from referee.comparison.budget import Budget
-from referee.comparison.compare import blocks, flat_reals
+from referee.comparison.compare import flat_reals
+from referee.comparison.reference_values import Measured, ReferenceValues
 
 # Nothing is excused if more than this share of the elements is wrong, or if more than this share is
 # unstable. In small results, where the count below is larger, it is the limit.
@@ -23,6 +24,30 @@ MAX_STABLE_MOVE = 16
 
 # Yields the reference's results for the same inputs with other roundings; see `other_roundings`.
 RoundedOtherwise = Callable[[], Iterator[torch.Tensor]]
+
+
+def measure_with_second_look(
+    values: ReferenceValues,
+    got: torch.Tensor,
+    budget: Budget,
+    rounded_otherwise: RoundedOtherwise | None,
+) -> Measured:
+    """Measure how far off a flat result is; errors that rounding explains count as zeros.
+
+    Args:
+        values: the reference's result.
+        got: the solution's flat result.
+        budget: how far off an element may be.
+        rounded_otherwise: yields the reference's results with other roundings; None if no wrong
+            element is excused.
+    """
+    measured = values.measure(got, budget)
+    if rounded_otherwise is None:
+        return measured
+    excused = find_excused(measured.wrong, got, values.eager, budget, rounded_otherwise)
+    if excused is None:
+        return measured
+    return values.measure(got, budget, excused)
 
 
 def find_excused(
@@ -104,8 +129,6 @@ class _WrongElements:
 def _count_unstable(other: torch.Tensor, eager: torch.Tensor, budget: Budget) -> int:
     """Return how many elements of a flat result are unstable; see MAX_STABLE_MOVE."""
     count = 0
-    for block in blocks(len(eager)):
-        expected = eager[block].double()
-        error = element_errors(other[block], eager[block], expected)
+    for _block, expected, error in ReferenceValues(eager).errors_by_block(other):
         count += int((error > MAX_STABLE_MOVE * budget.allowed(expected)).sum())
     return count

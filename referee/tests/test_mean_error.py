@@ -10,7 +10,7 @@ from referee.comparison.budget import (
     Budget,
     budget_in_another_draw,
 )
-from referee.comparison.quantity import GradientQuantity, Kind, ResultQuantity
+from referee.comparison.quantity import Kind, Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 
 COUNT = 10_000
@@ -112,13 +112,6 @@ def test_whoever_is_within_the_budget_is_right_spec(dtype, growth):
     assert output.spec.find_mistake((exact + far).to(dtype), eager)
 
 
-def made_quantity(kind):
-    """Return a result or gradient for which no step was compared."""
-    if kind is Kind.RESULT:
-        return ResultQuantity(kind.value)
-    return GradientQuantity(kind.value, kind)
-
-
 ZEROS_OR_NOT = [(torch.zeros(COUNT), True), (with_flips(60, start=COUNT // 2), False)]
 
 
@@ -126,7 +119,7 @@ ZEROS_OR_NOT = [(torch.zeros(COUNT), True), (with_flips(60, start=COUNT // 2), F
 @pytest.mark.parametrize(("got", "is_wrong"), ZEROS_OR_NOT, ids=["zeros", "flips"])
 def test_zeros_are_wrong_in_steps_in_which_rounding_flips_an_element_of_eagers(kind, got, is_wrong):
     """Each element may then be off by its size, so no element is wrong. The mean error is."""
-    untimed = made_quantity(kind)
+    untimed = Quantity(kind.value, kind)
     for _ in range(2):
         untimed.begin_step(ReferenceTensor(with_flips(1), SIGNS.double()))
         untimed.judge_untimed(got if is_wrong else with_flips(3))
@@ -146,7 +139,7 @@ def test_a_gradient_of_rounding_errors_alone_is_right():
     def draw():
         return 1e-7 * torch.randn(COUNT, generator=generator)
 
-    gradient = GradientQuantity("gradient of bias", Kind.PARAMETER_GRADIENT)
+    gradient = Quantity("gradient of bias", Kind.PARAMETER_GRADIENT)
     for _ in range(2):
         gradient.begin_step(ReferenceTensor(draw(), 1e-16 * draw().double()))
         gradient.judge_untimed(draw())

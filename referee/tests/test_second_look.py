@@ -7,7 +7,7 @@ import torch
 
 from referee.comparison.budget import Budget
 from referee.comparison.gradient_rules import Step, Steps, wrong_in_every_step
-from referee.comparison.quantity import GradientQuantity, Kind
+from referee.comparison.quantity import Kind, Quantity
 from referee.comparison.reference_tensor import ReferenceTensor
 from referee.comparison.second_look import find_excused
 from referee.reference.other_roundings import OtherRoundings
@@ -268,11 +268,13 @@ def test_the_typical_error_does_not_depend_on_few_elements():
         (rounded, 0.0, False),
         (rounded, 1e-2, True),
     ):
-        quantity = GradientQuantity("gradient of x", Kind.INPUT_GRADIENT)
+        quantity = Quantity("gradient of x", Kind.INPUT_GRADIENT)
         quantity.begin_step(ReferenceTensor(eager, exact))
         quantity.judge_timed(eager, eager)  # a right draw
         for _ in range(8):
-            quantity.judge_timed(got, eager, lambda error=error_of_other_roundings: error)
+            quantity.judge_timed(
+                got, eager, error_of_other_roundings=lambda error=error_of_other_roundings: error
+            )
         assert (quantity.find_mistake() is None) == is_right
 
 
@@ -282,7 +284,7 @@ def test_a_gradient_is_wrong_if_small_elements_are_not_finite_in_timed_steps(val
     exact = torch.randn(100, 100, generator=torch.Generator().manual_seed(1)).double()
     eager = exact.float()
     wrong = eager.where(eager.abs() > 0.05, value)
-    gradient = GradientQuantity("gradient of x", Kind.INPUT_GRADIENT)
+    gradient = Quantity("gradient of x", Kind.INPUT_GRADIENT)
     gradient.begin_step(ReferenceTensor(eager, exact))
     gradient.judge_timed(eager, eager)  # a right step switches "wrong in every step" off
     gradient.judge_timed(wrong, eager)
@@ -295,7 +297,7 @@ def test_a_gradient_may_be_finite_where_eagers_is_not():
     exact = torch.ones(1000).double()
     finite = exact.float()
     eager = finite.index_fill(0, torch.arange(2), torch.inf)
-    gradient = GradientQuantity("gradient of x", Kind.INPUT_GRADIENT)
+    gradient = Quantity("gradient of x", Kind.INPUT_GRADIENT)
     gradient.begin_step(ReferenceTensor(finite, exact))
     gradient.judge_timed(eager, eager)
     gradient.judge_timed(finite, eager)
