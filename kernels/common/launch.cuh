@@ -32,9 +32,7 @@ namespace kernels {
 
 // ----------------------------------------------------------------------------- sizes and addresses
 
-constexpr int blocks_of(int64_t size, int64_t block) {
-  return static_cast<int>(divide_up(size, block));
-}
+constexpr int divide_up_to_int(int64_t a, int64_t b) { return static_cast<int>(divide_up(a, b)); }
 
 // Returns whether each row of a matrix begins at a multiple of 16 bytes. `first` is the address of
 // the first row, and `stride` the bytes from one row to the next, or 0 for one row or a flat array.

@@ -63,9 +63,9 @@ struct Divisor {
 // so that x / divisor = (x / mantissa) * inverse_power, with inverse_power = +-2^-exponent. The
 // float nearest to x / mantissa takes three steps (Markstein, IBM J. Res. Dev. 34(1), 1990):
 //
-//   q = x * reciprocal                       off by less than 2 units in its last place
-//   remainder = x - q * mantissa             nearly always exact, by one fma
-//   quotient = q + remainder * reciprocal    rounded once, by one fma
+//   q = x * mantissa_reciprocal                       off by less than 2 units in its last place
+//   remainder = x - q * mantissa                      nearly always exact, by one fma
+//   quotient = q + remainder * mantissa_reciprocal    rounded once, by one fma
 //
 // The multiplication by inverse_power is exact, unless the result is subnormal. So the result has
 // the bits of a true division, except where |x| is below 2^-102, the result is subnormal, or x is
@@ -73,15 +73,15 @@ struct Divisor {
 template <>
 struct Divisor<float> {
   float mantissa;
-  float reciprocal;      // 1 / mantissa
-  float inverse_power;   // 2^-exponent, with the divisor's sign
-  bool is_power_of_two;  // the mantissa is 1, so that inverse_power is 1 / divisor, exactly
+  float mantissa_reciprocal;  // 1 / mantissa
+  float inverse_power;        // 2^-exponent, with the divisor's sign
+  bool is_power_of_two;       // the mantissa is 1, so that inverse_power is 1 / divisor, exactly
 
   explicit Divisor(double value) {
     const float divisor = static_cast<float>(value);
     const int exponent = std::ilogb(divisor);
     mantissa = std::scalbn(std::abs(divisor), -exponent);
-    reciprocal = 1 / mantissa;
+    mantissa_reciprocal = 1 / mantissa;
     inverse_power = std::copysign(std::scalbn(1.0f, -exponent), divisor);
     is_power_of_two = mantissa == 1;
   }
@@ -98,11 +98,11 @@ struct Divisor<float> {
 
   __device__ float quotient(float x) const {
     if (is_power_of_two) return x * inverse_power;
-    float q = x * reciprocal;
+    float q = x * mantissa_reciprocal;
     const bool is_finite = fabsf(q) < INFINITY;  // the remainder of an infinite x would be NaN
     if (is_finite) {
       const float remainder = fmaf(-q, mantissa, x);
-      q = fmaf(remainder, reciprocal, q);
+      q = fmaf(remainder, mantissa_reciprocal, q);
     }
     return q * inverse_power;
   }
@@ -134,7 +134,7 @@ struct Epilogue {
   uint8_t* mask;  // [m, (n + 7) / 8], or null
   int m;
   int n;
-  float floor;  // 0 with ReLU, -infinity without: a z below floor becomes 0
+  float lower_limit;  // of z: 0 with ReLU, -infinity without; a z below it becomes 0
   Divisor<float> divisor;
   bool call_is_fast;  // true if the call can take the fast epilogue
 
@@ -144,7 +144,7 @@ struct Epilogue {
         mask(call.mask),
         m(static_cast<int>(call.m)),
         n(static_cast<int>(call.n)),
-        floor(call.has_relu ? 0.0f : -INFINITY),
+        lower_limit(call.has_relu ? 0.0f : -INFINITY),
         divisor(call.divisor),
         call_is_fast(false) {}
 
@@ -158,9 +158,9 @@ struct Epilogue {
   // NaN. They may differ in the sign of a zero, which is not promised (README, "Promises"): with
   // ReLU, a z of -0.0 becomes +0.0 in the fast epilogue. The general one keeps -0.0 if the divisor
   // is a power of two.
-  __device__ float finish(float z) const { return divisor.quotient(z < floor ? 0.0f : z); }
+  __device__ float finish(float z) const { return divisor.quotient(z < lower_limit ? 0.0f : z); }
   __device__ float finish_fast(float z) const {
-    return ptx::max_nan(z, floor) * divisor.inverse_power;
+    return ptx::max_nan(z, lower_limit) * divisor.inverse_power;
   }
 
   __device__ T* out_at(int row, int column) const {

@@ -85,7 +85,7 @@ struct ThreadElements {
 
 template <typename T, typename Config>
 int count_blocks(int64_t n) {
-  return blocks_of(n, ThreadElements<Config, Vector<T>::kSize>::kBlockElements);
+  return divide_up_to_int(n, ThreadElements<Config, Vector<T>::kSize>::kBlockElements);
 }
 
 }  // namespace kernels::relu

@@ -69,8 +69,8 @@ int launch_backward(const ReluBackwardArguments& call, CUstream_st* stream) {
 inline int launch_backward_strided(const ReluBackwardArguments& call, CUstream_st* stream) {
   const int elements_of_thread = call.layout.strides[0] == 1 ? StridedConfig::kElements : 1;
   return launch<relu_backward_strided_kernel>(
-      blocks_of(call.n, StridedConfig::kThreads * elements_of_thread), StridedConfig::kThreads,
-      stream, call.grad_output, call.layout, call.mask, call.grad_input,
+      divide_up_to_int(call.n, StridedConfig::kThreads * elements_of_thread),
+      StridedConfig::kThreads, stream, call.grad_output, call.layout, call.mask, call.grad_input,
       static_cast<uint32_t>(call.n), elements_of_thread, bytes_of_element(call.dtype));
 }
 

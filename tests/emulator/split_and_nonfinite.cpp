@@ -104,7 +104,8 @@ int64_t draw_k(split::Splitter splitter) {
 int split_rows(split::Splitter splitter, const split::ScaledMatrix& matrix, int64_t k) {
   const int rows = static_cast<int>(matrix.rows);
   const int threads = split::threads_of_row(k);
-  const int blocks = splitter == split::Splitter::kWarp ? blocks_of(rows, threads / 32) : rows;
+  const int blocks =
+      splitter == split::Splitter::kWarp ? divide_up_to_int(rows, threads / 32) : rows;
   return launch<split_row_kernel>(blocks, threads, nullptr, matrix, k, splitter);
 }
 

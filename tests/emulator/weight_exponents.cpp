@@ -53,8 +53,8 @@ int main(int, char** arguments) {
   weight.row_state = states.data();
 
   for (const auto form : {split::Form::kWithLo, split::Form::kWithoutLo}) {
-    launch<sample_weight_kernel>(blocks_of(rows, sm90::SampleConfig::kRows), 32, nullptr, weight,
-                                 form, k);
+    launch<sample_weight_kernel>(divide_up_to_int(rows, sm90::SampleConfig::kRows), 32, nullptr,
+                                 weight, form, k);
     for (const int exponent : exponents) printf("%d ", exponent);
     printf("\n");
   }

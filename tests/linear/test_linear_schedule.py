@@ -37,7 +37,7 @@ int main(int count, char** arguments) {
   const int clusters = number(5);
   const TilePartition tiles{{/*x_tiles=*/number(1), /*weight_tiles=*/number(2)},
                             /*largest_x_tiles=*/number(3),
-                            /*other_rows=*/Fp16x3Config::kLargeRows};
+                            /*other_rows=*/Fp16x3Config::kRows160};
   const Plan plan = plan_schedule(tiles, k_groups, clusters);
   const int min_range = PlanConfig::min_range(k_groups, Fp16x3Config::kLargestRows);
   printf("%d %d %d", plan.clusters, plan.schedule.whole_waves, min_range);

@@ -27,7 +27,7 @@ int linear_fused_pass(const FusedPassArguments& call, CUstream_st* stream) {
     // In bytes. has_aligned_rows takes 0 for a single row.
     const int64_t row_stride = call.m == 1 ? 0 : call.n * sizeof(T);
     return launch<forward_kernel<T>>(
-        blocks_of(all_vectors, ForwardConfig::kThreads), ForwardConfig::kThreads, stream,
+        divide_up_to_int(all_vectors, ForwardConfig::kThreads), ForwardConfig::kThreads, stream,
         static_cast<T*>(call.out), Divisor<Compute<T>>(call.divisor), call.mask, call.n,
         padded_row_vectors, all_vectors, has_aligned_rows(call.out, row_stride));
   });
@@ -53,7 +53,7 @@ int linear_fused_pass_backward(const FusedPassBackwardArguments& call, CUstream_
         launch<backward_kernel<T>>(blocks, BackwardConfig::kThreads, stream, arguments);
     if (status != cudaSuccess || call.grad_bias == nullptr) return status;
     return launch<grad_bias_kernel<T>>(
-        blocks_of(call.n, GradBiasConfig::kColumns), GradBiasConfig::kThreads, stream,
+        divide_up_to_int(call.n, GradBiasConfig::kColumns), GradBiasConfig::kThreads, stream,
         static_cast<const Compute<T>*>(arguments.sums), grid.blocks_of_strip, call.n,
         static_cast<T*>(call.grad_bias));
   });

@@ -60,8 +60,8 @@ struct SkinnyArguments {
         weight_stride(call.weight_stride),
         epilogue(call),
         k(static_cast<int>(call.k)),
-        x_tiles(blocks_of(call.m, tile_rows)),
-        weight_tiles(blocks_of(call.n, SkinnyConfig::kTileColumns)) {}
+        x_tiles(divide_up_to_int(call.m, tile_rows)),
+        weight_tiles(divide_up_to_int(call.n, SkinnyConfig::kTileColumns)) {}
 
   // Returns how far apart a cluster's tiles of the weight are, which is also the number of clusters
   // that share a tile of x (skinny_kernel has an example).

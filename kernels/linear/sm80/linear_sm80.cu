@@ -134,8 +134,8 @@ void launch_chunk(const LinearArguments& call, bool is_first, cudaStream_t strea
 
   const auto gemm = gemm_fp16x3::gemm_fp16x3_sm80_kernel<Matrix>;
   allow_shared_memory(gemm, Sm80Config::kSharedBytes);
-  const TileOrder tiles{blocks_of(call.m, Sm80Config::kTileRows),
-                        blocks_of(call.n, Sm80Config::kTileColumns)};
+  const TileOrder tiles{divide_up_to_int(call.m, Sm80Config::kTileRows),
+                        divide_up_to_int(call.n, Sm80Config::kTileColumns)};
   const int padded_k = static_cast<int>(split::padded(call.k));
   Grid gemm_grid{};
   gemm_grid.blocks = tiles.count();

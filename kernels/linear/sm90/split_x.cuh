@@ -78,11 +78,11 @@ inline void launch_split_x(const LinearArguments& call, const split::ScaledMatri
                            cudaStream_t stream) {
   const int threads = split::threads_of_row(call.k);
   const int warps = threads / 32;
-  const int sampling_blocks = blocks_of(call.n, warps * SampleConfig::kRows);
+  const int sampling_blocks = divide_up_to_int(call.n, warps * SampleConfig::kRows);
   // A warp splits a row of x that fits into its registers, and a block splits a longer row.
   const bool is_short = call.k <= split::SplitConfig::kKeptByWarp;
   const auto splitter = is_short ? split::Splitter::kWarp : split::Splitter::kBlock;
-  const int splitting_blocks = blocks_of(call.m, is_short ? warps : 1);
+  const int splitting_blocks = divide_up_to_int(call.m, is_short ? warps : 1);
   const auto cleared = static_cast<unsigned*>(call.workspace);
   const auto cleared_size = static_cast<int64_t>(bytes_to_clear / sizeof(unsigned));
   Grid grid{};

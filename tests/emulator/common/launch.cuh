@@ -229,9 +229,7 @@ inline float __uint_as_float(uint32_t v) { return bits_as<float>(v); }
 
 namespace kernels {
 
-constexpr int blocks_of(int64_t size, int64_t block) {
-  return static_cast<int>(divide_up(size, block));
-}
+constexpr int divide_up_to_int(int64_t a, int64_t b) { return static_cast<int>(divide_up(a, b)); }
 
 inline bool has_aligned_rows(const void* first, int64_t stride = 0) {
   return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride % 16 == 0;

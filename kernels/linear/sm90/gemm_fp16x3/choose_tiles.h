@@ -26,7 +26,7 @@
 namespace kernels::sm90::gemm_fp16x3 {
 
 inline TileOrder cover_with_tiles(int64_t m, int64_t n, int rows) {
-  return {blocks_of(m, rows), blocks_of(n, Fp16x3Config::kTileWeightRows)};
+  return {divide_up_to_int(m, rows), divide_up_to_int(n, Fp16x3Config::kTileWeightRows)};
 }
 
 // The estimated time of the last wave, which has `tiles` tiles, fewer than there are clusters. The
@@ -59,11 +59,13 @@ inline double estimate_time(const TileOrder& tiles, int rows, int k_groups, int 
 // units. Six tiles of 160 have 60, so 4 of the 6 have 176. For K below kInterval128FromK all have
 // 176, because kernels of shorter intervals have no code for tiles of 160.
 inline int count_largest_x_tiles(int64_t m, int k, int x_tiles) {
-  constexpr int kUnit = Fp16x3Config::kLargestRows - Fp16x3Config::kLargeRows;
-  constexpr int kUnitsOfLarge = Fp16x3Config::kLargeRows / kUnit;
-  static_assert(Fp16x3Config::kLargeRows % kUnit == 0, "a tile of 160 rows is whole units");
+  constexpr int kUnit = Fp16x3Config::kLargestRows - Fp16x3Config::kRows160;
+  constexpr int kUnitsOfRows160 = Fp16x3Config::kRows160 / kUnit;
+  static_assert(Fp16x3Config::kRows160 % kUnit == 0, "a tile of 160 rows is whole units");
   if (k < Fp16x3Config::kInterval128FromK) return x_tiles;
-  return std::clamp(blocks_of(m, kUnit) - x_tiles * kUnitsOfLarge, 0, x_tiles);
+  const int needed_units = divide_up_to_int(m, kUnit);
+  const int units_if_all_160 = x_tiles * kUnitsOfRows160;
+  return std::clamp(needed_units - units_if_all_160, 0, x_tiles);
 }
 
 // Chooses the tiles of x [m, k] times weight [n, k], for a GPU on which `clusters` clusters run at
@@ -74,12 +76,12 @@ inline TilePartition choose_tiles(int64_t m, int64_t n, int k, int clusters) {
   const TileOrder mixed = cover_with_tiles(m, n, Fp16x3Config::kLargestRows);
   const int largest_x_tiles = count_largest_x_tiles(m, k, mixed.x_tiles);
   const int mean_rows =
-      Fp16x3Config::kLargeRows +
-      (Fp16x3Config::kLargestRows - Fp16x3Config::kLargeRows) * largest_x_tiles / mixed.x_tiles;
-  TilePartition best{mixed, largest_x_tiles, /*other_rows=*/Fp16x3Config::kLargeRows};
+      Fp16x3Config::kRows160 +
+      (Fp16x3Config::kLargestRows - Fp16x3Config::kRows160) * largest_x_tiles / mixed.x_tiles;
+  TilePartition best{mixed, largest_x_tiles, /*other_rows=*/Fp16x3Config::kRows160};
   double best_time = estimate_time(mixed, mean_rows, k_groups, clusters);
 
-  for (const int rows : {Fp16x3Config::kMediumRows, Fp16x3Config::kSmallRows}) {
+  for (const int rows : {Fp16x3Config::kRows128, Fp16x3Config::kRows64}) {
     const TileOrder tiles = cover_with_tiles(m, n, rows);
     const double time = estimate_time(tiles, rows, k_groups, clusters);
     if (time < best_time) {

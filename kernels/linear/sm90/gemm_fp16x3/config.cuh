@@ -29,10 +29,10 @@ struct Fp16x3Config {
   //   128  For all tiles of a product with few tiles, if this takes less time (choose_tiles.h).
   //    64  The same, for a product with even fewer tiles.
   static constexpr int kLargestRows = 176;
-  static constexpr int kLargeRows = 160;
-  static constexpr int kMediumRows = 128;
-  static constexpr int kSmallRows = 64;
-  static_assert(kLargestRows % 8 == 0 && kLargeRows % 8 == 0,
+  static constexpr int kRows160 = 160;
+  static constexpr int kRows128 = 128;
+  static constexpr int kRows64 = 64;
+  static_assert(kLargestRows % 8 == 0 && kRows160 % 8 == 0,
                 "wgmma takes multiples of 8 rows of operand B");
 
   // Sums of a thread for the largest tile, and as many accumulators: 64 * 176 / 128 threads = 88.
@@ -78,13 +78,13 @@ struct Fp16x3Config {
   static constexpr int kSubtileRowBlocks = 2;
   static constexpr int kSubtileRows = FragmentConfig::kRowBlockRows * kSubtileRowBlocks;
   static constexpr int kSubtiles = kLargestRows / kSubtileRows;
-  static_assert(kLargestRows % kSubtileRows == 0 && kLargeRows % kSubtileRows == 0 &&
-                    kMediumRows % kSubtileRows == 0 && kSmallRows % kSubtileRows == 0,
+  static_assert(kLargestRows % kSubtileRows == 0 && kRows160 % kSubtileRows == 0 &&
+                    kRows128 % kSubtileRows == 0 && kRows64 % kSubtileRows == 0,
                 "tiles are whole subtiles");
 
   // ----- Numbers of the named barriers; __syncthreads uses 0
   static constexpr int kFirstEpilogueBarrier = 1;  // one for each consumer warpgroup: 1 and 2
-  // The second consumer warpgroup waits at it until the first lets it start (finish_k_group).
+  // The second consumer warpgroup waits at it until the first lets it start (let_second_start).
   static constexpr int kSecondStartsBarrier =
       kFirstEpilogueBarrier + BlockConfig::kConsumerWarpgroups;
 };

@@ -61,9 +61,9 @@ __device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, i
   const int own_cluster = blockIdx.x / BlockConfig::kClusterSize;
 #pragma unroll 1
   for (int cluster = own_cluster; args.schedule.shares_with_previous(cluster, tile); --cluster) {
-    const int other_cluster = cluster - 1;
+    const int previous_cluster = cluster - 1;
     const unsigned* const is_stored =
-        &args.partials.are_stored[other_cluster][rank][threadIdx.x / 32];
+        &args.partials.are_stored[previous_cluster][rank][threadIdx.x / 32];
     // The vote shows the compiler that all lanes leave this loop together. Otherwise it would make
     // the lanes of the warp converge again before each wgmma, which takes longer.
     while (!__all_sync(0xffffffff, ptx::load_acquire(is_stored) != 0)) {
@@ -71,7 +71,7 @@ __device__ inline void add_partial_sums(const Fp16x3Arguments& args, int tile, i
 #pragma unroll
     for (int j = 0; j < Fp16x3Config::kRowBlocks; ++j) {
       if (FragmentConfig::kRowBlockRows * j == rows) break;
-      const float4 partial = __ldcg(&args.partials.sums[other_cluster][rank][j][threadIdx.x]);
+      const float4 partial = __ldcg(&args.partials.sums[previous_cluster][rank][j][threadIdx.x]);
       float* const sum = sums + fragment_index(j, 0, 0);
       sum[0] += partial.x;
       sum[1] += partial.y;
@@ -222,12 +222,13 @@ __device__ __forceinline__ uint32_t combine_mask_bytes(uint32_t bits) {
 __device__ __forceinline__ void store_mask_byte(const Epilogue<float>& epilogue, int end_m, int m,
                                                 int n, uint32_t bits) {
   const uint32_t bytes = combine_mask_bytes(bits);
-  const int byte = threadIdx.x / 4 % 4;  // the one that this lane stores
-  const int m_of_byte = m + rows_from_first(byte);
+  const int row_of_four = threadIdx.x / 4 % 4;  // the one whose byte this lane stores
+  const int first_bit_of_row = 8 * row_of_four;
+  const int m_of_byte = m + rows_from_first(row_of_four);
   const int first_n_of_byte = n / 8 * 8;
   const bool byte_exists = m_of_byte < end_m && first_n_of_byte < epilogue.n;
   if (byte_exists) {
-    *epilogue.mask_at(m_of_byte, n) = static_cast<uint8_t>(bytes >> (8 * byte));
+    *epilogue.mask_at(m_of_byte, n) = static_cast<uint8_t>(bytes >> first_bit_of_row);
   }
 }
 
@@ -251,11 +252,12 @@ struct TwoColumns {
   }
 
   // Makes the results of a row from its two sums. With kMask, also sets their bits of the mask in
-  // this byte of *bits.
+  // byte row_of_four of *bits.
   template <bool kMask>
   __device__ __forceinline__ float2 make_results(const Epilogue<float>& epilogue,
-                                                 const float (&sum)[2], float x_unscale, int byte,
-                                                 uint32_t* bits) {
+                                                 const float (&sum)[2], float x_unscale,
+                                                 int row_of_four, uint32_t* bits) {
+    const int first_bit_of_row = 8 * row_of_four;
     float out[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -265,7 +267,7 @@ struct TwoColumns {
       const float z = fmaf(sum[i], x_unscale * weight_unscale[i], bias[i]);
       if constexpr (kMask) {
         const bool passes = exist && mask_bit(z);
-        *bits |= (passes ? 1u : 0u) << (8 * byte + first_bit + i);
+        *bits |= (passes ? 1u : 0u) << (first_bit_of_row + first_bit + i);
       }
       out[i] = epilogue.finish_fast(z);
     }
@@ -302,7 +304,7 @@ __device__ __forceinline__ uint32_t store_pair(const Epilogue<float>& epilogue,
     const float x_unscale = split::power_of_two(-inputs.x_exponent[m_in_tile]);
     const float sums_of_row[2] = {sums[sum_index(pair, i, 0)], sums[sum_index(pair, i, 1)]};
     const float2 results =
-        columns.make_results<kMask>(epilogue, sums_of_row, x_unscale, /*byte=*/i, &bits);
+        columns.make_results<kMask>(epilogue, sums_of_row, x_unscale, /*row_of_four=*/i, &bits);
     const bool exists = columns.exist && inputs.first_m + m_in_tile < inputs.end_m;
     if (exists) {
       float* const out_of_row = out + rows_from_first(i) * static_cast<int64_t>(epilogue.n);
@@ -342,10 +344,10 @@ __device__ void run_fast_epilogue(const Fp16x3Arguments& args, const EpilogueInp
 struct FourSums {
   float own[2];
   float received[2];
-  bool is_second_row;
+  bool own_are_last_two;
 
   __device__ __forceinline__ float operator[](int i) const {
-    const bool is_own_column = is_second_row ? i >= 2 : i < 2;
+    const bool is_own_column = own_are_last_two ? i >= 2 : i < 2;
     return is_own_column ? own[i % 2] : received[i % 2];
   }
 };
@@ -361,13 +363,16 @@ struct FourSums {
 // sums.x and .y are the thread's first column of rows 2c and 2c + 1, .z and .w its second column.
 // gets_second_row is true in the lane with the bit.
 __device__ __forceinline__ FourSums exchange_columns(float4 sums, bool gets_second_row) {
+  const float first_row[2] = {sums.x, sums.z};   // both columns of row 2c
+  const float second_row[2] = {sums.y, sums.w};  // both columns of row 2c + 1
   FourSums four;
-  four.is_second_row = gets_second_row;
-  four.own[0] = gets_second_row ? sums.y : sums.x;
-  four.own[1] = gets_second_row ? sums.w : sums.z;
-  const float given[2] = {gets_second_row ? sums.x : sums.y, gets_second_row ? sums.z : sums.w};
-  four.received[0] = __shfl_xor_sync(0xffffffff, given[0], kLaneBitOfTwoColumns);
-  four.received[1] = __shfl_xor_sync(0xffffffff, given[1], kLaneBitOfTwoColumns);
+  four.own_are_last_two = gets_second_row;  // the lane with the bit has columns 2 and 3
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    four.own[i] = gets_second_row ? second_row[i] : first_row[i];
+    const float given = gets_second_row ? first_row[i] : second_row[i];
+    four.received[i] = __shfl_xor_sync(0xffffffff, given, kLaneBitOfTwoColumns);
+  }
   return four;
 }
 

@@ -73,7 +73,6 @@
 #include <cstdint>
 
 #include "common/launch.cuh"
-#include "common/ptx/barrier.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/ptx/registers.cuh"
@@ -122,11 +121,10 @@ __device__ __forceinline__ void run_consumer(const Fp16x3Arguments& args,
                        consumer.weight_scale);
 
     consumer.clear();
-    if (warpgroup == 1) {
-      ptx::barrier_sync(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
-    }
-    const int rows = args.tiles.rows_of(tile).size;
     const bool is_first_warpgroup = warpgroup == 0;
+    const bool is_second_warpgroup = warpgroup == 1;
+    if (is_second_warpgroup) wait_until_second_may_start();
+    const int rows = args.tiles.rows_of(tile).size;
     consumer.run_mainloop(rows, work.k_groups(), is_first_warpgroup, &state);
 
     sync_with_loader(warpgroup);

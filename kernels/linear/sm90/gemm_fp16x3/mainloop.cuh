@@ -122,32 +122,34 @@ __host__ __device__ constexpr int swizzled_offset(int n, int vector) {
   return n * Fp16x3Config::kRowBytes + place * kVectorBytes;
 }
 
-// Returns the address of vector c + 4 * k_half of row n + next_row, if first_address is that of
-// vector c of row n. k_half and next_row are 0 or 1.
-__host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, int k_half,
-                                                        int next_row) {
+static_assert(Fp16x3Config::kWgmmasPerKTile == 2, "k16 is 0 or 1");
+
+// Returns the address of vector c + 4 * k16 of row n + row_of_two, if first_address is that of
+// vector c of row n. k16 is the first (0) or second (1) 16 of K, and row_of_two is 0 or 1.
+__host__ __device__ constexpr uint32_t swizzled_address(uint32_t first_address, int k16,
+                                                        int row_of_two) {
   constexpr uint32_t kBit2OfPlace = 4 * kVectorBytes;
   constexpr uint32_t kBit0OfPlace = 1 * kVectorBytes;
-  const uint32_t in_row_n = k_half == 0 ? first_address : first_address ^ kBit2OfPlace;
-  if (next_row == 0) return in_row_n;
+  const uint32_t in_row_n = k16 == 0 ? first_address : first_address ^ kBit2OfPlace;
+  if (row_of_two == 0) return in_row_n;
   return (in_row_n ^ kBit0OfPlace) + Fp16x3Config::kRowBytes;
 }
 
 constexpr bool finds_all_vectors() {
   for (int n = 0; n < Fp16x3Config::kBlockWeightRows; n += 2) {
     for (int c = 0; c < 4; ++c) {
-      for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {
-        for (int next_row = 0; next_row < 2; ++next_row) {
+      for (int k16 = 0; k16 < Fp16x3Config::kWgmmasPerKTile; ++k16) {
+        for (int row_of_two = 0; row_of_two < 2; ++row_of_two) {
           const uint32_t first_address = swizzled_offset(n, c);
-          const uint32_t expected = swizzled_offset(n + next_row, c + 4 * k_half);
-          if (swizzled_address(first_address, k_half, next_row) != expected) return false;
+          const uint32_t expected = swizzled_offset(n + row_of_two, c + 4 * k16);
+          if (swizzled_address(first_address, k16, row_of_two) != expected) return false;
         }
       }
     }
   }
   return true;
 }
-static_assert(finds_all_vectors(), "k_half changes bit 2 of the place, next_row changes bit 0");
+static_assert(finds_all_vectors(), "k16 changes bit 2 of the place, row_of_two changes bit 0");
 
 // A tile's number of rows of x as a type. ptx::wgmma is overloaded for each of these types.
 template <int kRows>
@@ -159,6 +161,18 @@ struct WeightFragments {
   uint32_t hi[Fp16x3Config::kWgmmasPerKTile][4];
   uint32_t lo[Fp16x3Config::kWgmmasPerKTile][4];
 };
+
+// In each work tile, the second consumer warpgroup starts during the first one's first k-group
+// (why: kernel.cuh). It waits until the first one lets it start.
+__device__ __forceinline__ void wait_until_second_may_start() {
+  ptx::barrier_sync(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
+}
+
+// The first warpgroup cannot arrive again before the second has started, because it would need
+// stages that the second one has not released yet.
+__device__ __forceinline__ void let_second_start() {
+  ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
+}
 
 // A consumer warpgroup, as one of its threads sees it. The accumulators and sums are fragments
 // (fragment.cuh). The thread, lane 4 * g + c of its warp, has rows g and g + 8 of the warp's 16
@@ -212,23 +226,23 @@ struct Fp16x3Consumer {
   // loads vector c of each 16 of K. In the K order of split/k_order.cuh, the four elements of this
   // vector are those that wgmma takes from the thread.
   __device__ void convert(WeightFragments& fragments, const State& state) const {
+    static_assert(split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
+                  "a thread's elements 0 and 1 are at places 0 to 7, 2 and 3 at 8 to 15");
     pipeline.consumer_wait(state);
     const uint32_t first_address = weight_address + state.index * Fp16x3Config::kWeightBytes;
 #pragma unroll
-    for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {  // 16 of K
+    for (int k16 = 0; k16 < Fp16x3Config::kWgmmasPerKTile; ++k16) {  // 16 of K
 #pragma unroll
-      for (int next_row = 0; next_row < 2; ++next_row) {  // the thread's rows
-        const float4 v = ptx::load_shared_float4(swizzled_address(first_address, k_half, next_row));
-        const float scale = weight_scale[next_row];
+      for (int row_of_two = 0; row_of_two < 2; ++row_of_two) {  // the thread's rows
+        const float4 v = ptx::load_shared_float4(swizzled_address(first_address, k16, row_of_two));
+        const float scale = weight_scale[row_of_two];
         const float scaled[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 #pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {  // places 0 to 7, then 8 to 15
-          const int i = 2 * upper;
-          static_assert(split::element_at_place(0) == 0 && split::element_at_place(8) == 2,
-                        "a thread's elements 0 and 1 are at lower places, 2 and 3 at upper ones");
-          const int reg = 2 * upper + next_row;  // wgmma's order of registers
-          split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k_half][reg],
-                            &fragments.lo[k_half][reg]);
+        for (int pair = 0; pair < 2; ++pair) {  // places 0 to 7, then 8 to 15
+          const int i = 2 * pair;
+          const int reg = 2 * pair + row_of_two;  // wgmma's order of registers
+          split::split_pair(scaled[i], scaled[i + 1], &fragments.hi[k16][reg],
+                            &fragments.lo[k16][reg]);
         }
       }
     }
@@ -248,11 +262,10 @@ struct Fp16x3Consumer {
     const uint64_t x_lo = x_hi + ptx::descriptor_units(Fp16x3Config::kHiBytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {
-      const uint64_t offset = k_half * ptx::kDescriptorStepK;
-      ptx::wgmma(rows, accumulators, fragments.lo[k_half], x_hi + offset,
-                 accumulates || k_half > 0);
-      ptx::wgmma(rows, accumulators, fragments.hi[k_half], x_lo + offset, true);
+    for (int k16 = 0; k16 < Fp16x3Config::kWgmmasPerKTile; ++k16) {
+      const uint64_t offset = k16 * ptx::kDescriptorStepK;
+      ptx::wgmma(rows, accumulators, fragments.lo[k16], x_hi + offset, accumulates || k16 > 0);
+      ptx::wgmma(rows, accumulators, fragments.hi[k16], x_lo + offset, true);
     }
     ptx::wgmma_commit_group();
   }
@@ -264,10 +277,9 @@ struct Fp16x3Consumer {
     const uint64_t x_hi = descriptor(state);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k_half = 0; k_half < Fp16x3Config::kWgmmasPerKTile; ++k_half) {
-      const uint64_t offset = k_half * ptx::kDescriptorStepK;
-      ptx::wgmma(rows, accumulators, fragments.hi[k_half], x_hi + offset,
-                 accumulates || k_half > 0);
+    for (int k16 = 0; k16 < Fp16x3Config::kWgmmasPerKTile; ++k16) {
+      const uint64_t offset = k16 * ptx::kDescriptorStepK;
+      ptx::wgmma(rows, accumulators, fragments.hi[k16], x_hi + offset, accumulates || k16 > 0);
     }
     ptx::wgmma_commit_group();
   }
@@ -353,12 +365,8 @@ struct Fp16x3Consumer {
     ptx::wgmma_wait_group<1>();                                         // lo 1 is in flight
     convert(weight.even, second.even);                                  // c 2
     multiply_lo(rows, weight.even, second.even, /*accumulates=*/true);  // lo 2
-    // In a work tile's first k-group, lets the second warpgroup start (why: kernel.cuh). The first
-    // one cannot arrive again before the second has started, because it would need stages that the
-    // second one has not released yet.
-    if (k_group == 0 && is_first_warpgroup) {
-      ptx::barrier_arrive(Fp16x3Config::kSecondStartsBarrier, BlockConfig::kConsumerThreads);
-    }
+    const bool lets_second_start = k_group == 0 && is_first_warpgroup;
+    if (lets_second_start) let_second_start();
     ptx::wgmma_wait_group<1>();  // lo 2 is in flight
     release(first);
     convert(weight.odd, second.odd);                                     // c 3
@@ -408,13 +416,13 @@ struct Fp16x3Consumer {
 
   // Runs the mainloop for a number of rows that is known only at run time.
   __device__ void run_mainloop(int rows, int k_groups, bool is_first_warpgroup, State* state) {
-    if (rows == Fp16x3Config::kSmallRows) {
-      run_mainloop(TileRows<Fp16x3Config::kSmallRows>{}, k_groups, is_first_warpgroup, state);
-    } else if (rows == Fp16x3Config::kMediumRows) {
-      run_mainloop(TileRows<Fp16x3Config::kMediumRows>{}, k_groups, is_first_warpgroup, state);
-    } else if (kPromotionInterval == 128 && rows == Fp16x3Config::kLargeRows) {
+    if (rows == Fp16x3Config::kRows64) {
+      run_mainloop(TileRows<Fp16x3Config::kRows64>{}, k_groups, is_first_warpgroup, state);
+    } else if (rows == Fp16x3Config::kRows128) {
+      run_mainloop(TileRows<Fp16x3Config::kRows128>{}, k_groups, is_first_warpgroup, state);
+    } else if (kPromotionInterval == 128 && rows == Fp16x3Config::kRows160) {
       // Shorter intervals have no tiles of 160 rows (Fp16x3Config), and need no code for them.
-      run_mainloop(TileRows<Fp16x3Config::kLargeRows>{}, k_groups, is_first_warpgroup, state);
+      run_mainloop(TileRows<Fp16x3Config::kRows160>{}, k_groups, is_first_warpgroup, state);
     } else {
       run_mainloop(TileRows<Fp16x3Config::kLargestRows>{}, k_groups, is_first_warpgroup, state);
     }

@@ -110,7 +110,7 @@ struct Schedule {
     // The next indices are the tiles of the range, from the last one to the first. Cluster 1 of the
     // example has the range 6 to 12, in tiles of 9 k-groups:
     //
-    //   index   tile of the last wave   begin                 end
+    //   index   tile of the last wave   begin_in_tile         end_in_tile
     //     1     1, from 9 on            max(6 - 9, 0) = 0     min(12 - 9, 9) = 3
     //     2     0, from 0 on            max(6 - 0, 0) = 6     min(12 - 0, 9) = 9
     const int last_tile_of_range = (range_end - 1) / k_groups;
@@ -118,8 +118,10 @@ struct Schedule {
     const int tile_begin = tile_of_last_wave * k_groups;  // its place in the line of k-groups
     const bool is_before_range = tile_begin + k_groups <= range_begin;
     if (is_before_range) return {};
-    return {whole_waves * clusters + tile_of_last_wave, max(range_begin - tile_begin, 0),
-            min(range_end - tile_begin, k_groups)};
+    const int tile = whole_waves * clusters + tile_of_last_wave;
+    const int begin_in_tile = max(range_begin - tile_begin, 0);
+    const int end_in_tile = min(range_end - tile_begin, k_groups);
+    return {tile, begin_in_tile, end_in_tile};
   }
 
   // Returns work_tile(index), which the compiler then sees as uniform. All lanes of a warp call it.
@@ -137,7 +139,9 @@ struct Schedule {
   // range begins at 6, and no for cluster 0.
   __device__ bool shares_with_previous(int cluster, int tile) const {
     const int clusters = gridDim.x / BlockConfig::kClusterSize;
-    return range_begins[cluster] > (tile - whole_waves * clusters) * k_groups;
+    const int range_begin = range_begins[cluster];
+    const int tile_begin = (tile - whole_waves * clusters) * k_groups;
+    return range_begin > tile_begin;
   }
 };
 

@@ -4,9 +4,9 @@
 // of 176 and of 160 rows are dealt out evenly to the clusters.
 //
 //   rows of the tiles            largest_x_tiles     other_rows
-//   all kMediumRows              0                   kMediumRows
-//   all kSmallRows               0                   kSmallRows
-//   kLargestRows and kLargeRows  0 to x_tiles        kLargeRows
+//   all kRows128                 0                   kRows128
+//   all kRows64                  0                   kRows64
+//   kLargestRows and kRows160    0 to x_tiles        kRows160
 //
 // In the last case, the tile of weight decides which of the x_tiles tiles along M are the largest.
 // Example: M = 1024, x_tiles = 6 and largest_x_tiles = 4, so that 4 * 176 + 2 * 160 = 1024. X is a
@@ -43,7 +43,7 @@ struct TilePartition {
   // Rows of x that TMA loads for every tile. For a tile of 160, the last 16 of 176 come after the
   // tile's own rows, and are not multiplied.
   __host__ __device__ int max_rows() const {
-    const bool may_have_largest = other_rows == Fp16x3Config::kLargeRows;
+    const bool may_have_largest = other_rows == Fp16x3Config::kRows160;
     return may_have_largest ? Fp16x3Config::kLargestRows : other_rows;
   }
 
@@ -84,8 +84,7 @@ struct TilePartition {
     return {begin, is_largest ? Fp16x3Config::kLargestRows : other_rows};
   }
 };
-static_assert(TilePartition{TileOrder{/*x_tiles=*/6, /*weight_tiles=*/4}, 4,
-                            Fp16x3Config::kLargeRows}
+static_assert(TilePartition{TileOrder{/*x_tiles=*/6, /*weight_tiles=*/4}, 4, Fp16x3Config::kRows160}
                       .rows_of(TilePosition{/*x_tile=*/4, /*weight_tile=*/2})
                       .begin == 672,
               "the example of rows_of");

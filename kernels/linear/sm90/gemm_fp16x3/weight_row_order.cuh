@@ -21,7 +21,11 @@ namespace kernels::sm90::gemm_fp16x3 {
 // Returns the row of the weight, among the warp's 16, that is at a row of operand A. Both are 0 to
 // 15. If the row of A has the bits r3 r2 r1 r0, the row of the weight has the bits r2 r0 r1 r3.
 __host__ __device__ constexpr int weight_row_at_operand_row(int row) {
-  return (row & 4) << 1 | (row & 1) << 2 | (row & 2) | row >> 3;
+  const int bit3 = (row & 4) << 1;
+  const int bit2 = (row & 1) << 2;
+  const int bit1 = row & 2;
+  const int bit0 = row >> 3;
+  return bit3 | bit2 | bit1 | bit0;
 }
 static_assert(weight_row_at_operand_row(3) == 6 && weight_row_at_operand_row(3 + 8) == 7,
               "g = 3 has the neighbouring rows 6 and 7");

@@ -28,8 +28,8 @@ namespace kernels::sm90::gemm_one_product {
 // ------------------------------------------------------------------------------ steps of all modes
 
 inline TileOrder tiles_of(const LinearArguments& call) {
-  return {blocks_of(call.m, OneProductConfig::kTileRows),
-          blocks_of(call.n, OneProductConfig::kTileWeightRows)};
+  return {divide_up_to_int(call.m, OneProductConfig::kTileRows),
+          divide_up_to_int(call.n, OneProductConfig::kTileWeightRows)};
 }
 
 // Returns the kernel's arguments. redo, conversion and x_exponent, for float32 only, are null.
@@ -97,8 +97,8 @@ void launch_half_in_mode(const LinearArguments& call, const Epilogue<typename Mo
   // As few clusters as possible without another wave: they take slightly less time. Example: 100
   // tiles on 66 clusters are 2 waves; 50 clusters are enough.
   const int tiles = args.tile_order.count();
-  const int waves = blocks_of(tiles, count_clusters<Mode>());
-  const int clusters = blocks_of(tiles, waves);
+  const int waves = divide_up_to_int(tiles, count_clusters<Mode>());
+  const int clusters = divide_up_to_int(tiles, waves);
   launch_on_operands(args, clusters, call, stream);
 }
 
@@ -223,7 +223,7 @@ inline void launch_convert(const LinearArguments& call, const OneProductWorkspac
   // The converters use the order of TileOrder, too, and convert first what is multiplied first.
   const int x_tiles_at_once = std::min(args.tile_order.x_tiles, TileOrder::kBand);
   args.conversion.x_tiles_at_once = x_tiles_at_once;
-  args.conversion.weight_tiles_at_once = blocks_of(clusters, x_tiles_at_once);
+  args.conversion.weight_tiles_at_once = divide_up_to_int(clusters, x_tiles_at_once);
   const int k_tiles = workspace.conversion.k_tiles;
   TensorMaps maps;
   maps.x = make_k_tiled_map(workspace.x, k_tiles, OneProductConfig::kXRowsPerBlock);
