@@ -17,6 +17,7 @@ constexpr int kVectorBytes = 16;
 
 // a / b, rounded up to a whole number, for a >= 0 and b > 0. It is also 0 for -b < a < 0.
 KERNELS_HOST_DEVICE constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static_assert(divide_up(-7, 8) == 0, "a is negative, but above -b");
 
 // Returns the bytes of `bits` bits of a mask. Size is any type of integer, or torch's SymInt.
 template <typename Size>

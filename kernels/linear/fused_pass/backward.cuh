@@ -120,12 +120,15 @@ __device__ void store_column_sums(Compute<T> (&totals)[Vector<T>::kSize], Comput
   __shared__ Compute<T> partial[kWarps][kSize][32];
   const int vector = threadIdx.x % strip_width;  // its number in the strip
   add_rows_of_warp(totals, strip_width);
+  const unsigned own_warp = threadIdx.x / 32;
+  const unsigned lane = threadIdx.x % 32;
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) partial[threadIdx.x / 32][j][threadIdx.x % 32] = totals[j];
+  for (int j = 0; j < kSize; ++j) partial[own_warp][j][lane] = totals[j];
   __syncthreads();
-  const int element = threadIdx.x / 32;  // of the vectors
-  // In the lanes that continue, `vector` is the number of the lane.
-  if (threadIdx.x % 32 >= strip_width || element >= elements.count) return;
+  const int element = own_warp;  // of the vectors
+  const bool has_no_sum = lane >= strip_width || element >= elements.count;
+  if (has_no_sum) return;
+  // Here `vector` is the number of the lane.
   Compute<T> sum{0};
 #pragma unroll
   for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp][element][vector];
@@ -182,11 +185,12 @@ struct RowsOfThread {
     const int rows_at_once = BackwardConfig::kThreads / arguments.strip_width;
     const int64_t first_row =
         blockIdx.y * arguments.rows_of_block + threadIdx.x / arguments.strip_width;
-    // In the last block of a strip, some threads may have no rows. As a block has a row, their
-    // first_row is at most end + rows_at_once - 2, for which divide_up returns 0.
+    // In the last block of a strip, some threads may have no row. As a block has a row, their
+    // rows_to_end is at least 2 - rows_at_once, for which divide_up returns 0.
     const int64_t end = min((blockIdx.y + int64_t{1}) * arguments.rows_of_block, arguments.m);
+    const int64_t rows_to_end = end - first_row;  // negative or 0 if the thread has no row
     const bool has_columns = elements.count > 0;
-    if (has_columns) rows_left = static_cast<int>(divide_up(end - first_row, rows_at_once));
+    if (has_columns) rows_left = static_cast<int>(divide_up(rows_to_end, rows_at_once));
 
     const int64_t row_bytes = bytes_of_bits(arguments.n);
     next_element = first_row * arguments.n + first_column;

@@ -53,7 +53,8 @@ struct RowVector {
     if (is_vector) {
       uint4 bits;
       memcpy(&bits, &v, sizeof(bits));
-      return ptx::store_global_uint4(target, bits);
+      ptx::store_global_uint4(target, bits);
+      return;
     }
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {

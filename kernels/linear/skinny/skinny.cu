@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(SkinnyConfig::kThreads, SkinnyConfig::kBlocksP
     }
     LaneSums<kTileRows> lane_sums = {};
     multiply_tile<kTileRows>(arguments, x, weights, lane_sums);
-    double totals[WarpTotals<kTileRows>::kOfLane];
+    double totals[WarpTotals<kTileRows>::kTotalsPerLane];
     add_lanes(lane_sums, totals);
     if (previous_tile >= 0) finish_previous_tile();
     share_totals<kTileRows>(totals, buffers.current);

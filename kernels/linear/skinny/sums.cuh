@@ -16,18 +16,18 @@ namespace kernels::skinny {
 // spread over the lanes by add_lanes. Neighbours share a total if there are fewer totals than
 // lanes:
 //
-//   kTileRows   kCount   totals of lane l    kOfLane   kLanesOfTotal
-//       2          8     l / 4                  1            4
-//       8         32     l                      1            1
-//      16         64     2 l and 2 l + 1        2            1
+//   kTileRows   kCount   totals of lane l    kTotalsPerLane   kLanesOfTotal
+//       2          8     l / 4                    1                4
+//       8         32     l                        1                1
+//      16         64     2 l and 2 l + 1          2                1
 template <int kTileRows>
 struct WarpTotals {
   static constexpr int kCount = kTileRows * SkinnyConfig::kWarpColumns;
-  static constexpr int kOfLane = kCount < 32 ? 1 : kCount / 32;
+  static constexpr int kTotalsPerLane = kCount < 32 ? 1 : kCount / 32;
   static constexpr int kLanesOfTotal = kCount < 32 ? 32 / kCount : 1;
 
   __host__ __device__ static constexpr int first_of(int lane) {
-    return lane / kLanesOfTotal * kOfLane;
+    return lane / kLanesOfTotal * kTotalsPerLane;
   }
 };
 static_assert(WarpTotals<2>::first_of(/*lane=*/27) == 6, "lanes 24 to 27 have total 6");
@@ -38,7 +38,7 @@ static_assert(WarpTotals<16>::first_of(/*lane=*/27) == 54, "lane 27 has totals 5
 // returns.
 template <typename T>
 __device__ __forceinline__ double add_pair(T first, T second, int distance) {
-  const bool is_upper = threadIdx.x & distance;
+  const bool is_upper = (threadIdx.x & distance) != 0;
   const T kept = is_upper ? second : first;
   const T sent = is_upper ? first : second;
   return double{kept} + double{__shfl_xor_sync(0xffffffff, sent, distance)};
@@ -85,15 +85,15 @@ struct SumBuffers {
 // Stores a warp's totals of a tile to `sums`, a buffer that the cluster's other blocks read. The
 // first of the lanes with the same total stores it.
 template <int kTileRows>
-__device__ __forceinline__ void share_totals(const double (&totals)[WarpTotals<kTileRows>::kOfLane],
-                                             double* sums) {
+__device__ __forceinline__ void share_totals(
+    const double (&totals)[WarpTotals<kTileRows>::kTotalsPerLane], double* sums) {
   using Totals = WarpTotals<kTileRows>;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const bool stores_totals = lane % Totals::kLanesOfTotal == 0;
   if (!stores_totals) return;
 #pragma unroll
-  for (int i = 0; i < Totals::kOfLane; ++i) {
+  for (int i = 0; i < Totals::kTotalsPerLane; ++i) {
     const int total = Totals::first_of(lane) + i;
     const int row = total / SkinnyConfig::kWarpColumns;
     const int column = warp * SkinnyConfig::kWarpColumns + total % SkinnyConfig::kWarpColumns;
@@ -203,9 +203,10 @@ __device__ void store_share_of_tile(const SkinnyArguments& arguments, const Fini
   const int lane = threadIdx.x % 32;
   const int first_byte_of_warp = warp * kBytesPerWarp * cluster_size + rank;
   const int bytes_at_once = SkinnyConfig::kWarps * kBytesPerWarp * cluster_size;
-  // first_byte is that of lanes 0 to 7. The other lanes stay in the loop as long as these.
-  for (int first_byte = first_byte_of_warp; first_byte < kBytes; first_byte += bytes_at_once) {
-    const int byte_of_lane = first_byte + lane / 8 * cluster_size;
+  // The other lanes stay in the loop as long as lane 0, for the ballot in store_byte_of_tile.
+  for (int byte_of_lane_0 = first_byte_of_warp; byte_of_lane_0 < kBytes;
+       byte_of_lane_0 += bytes_at_once) {
+    const int byte_of_lane = byte_of_lane_0 + lane / 8 * cluster_size;
     store_byte_of_tile<kTileRows>(arguments, tile, byte_of_lane, lane);
   }
 }

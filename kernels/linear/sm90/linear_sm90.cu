@@ -70,7 +70,7 @@ void launch_highest(const LinearArguments& call, cudaStream_t stream) {
                     stream, /*has_pdl=*/true);
 }
 
-// Launches a chunk of any call. Half types have one chunk.
+// A call of a half type is one chunk, because it needs no workspace.
 void launch_chunk(const LinearArguments& call, cudaStream_t stream) {
   if (call.dtype == DType::kFloat16) {
     gemm_one_product::launch_half<__half>(call, stream);
@@ -111,8 +111,8 @@ TileGrid tile_grid_of(const LinearArguments& call) {
   return grid;
 }
 
-// Returns the rows of a chunk. Like the copies of operands that run_gemm.h makes, the copy of a
-// transposed weight does not count toward the limit of the workspace.
+// Like the copies of operands that run_gemm.h makes, the copy of a transposed weight does not count
+// toward the limit of the workspace.
 int64_t rows_of_chunk(const LinearArguments& call) {
   if (call.dtype != DType::kFloat32) return call.m;
   LinearArguments uncopied = call;

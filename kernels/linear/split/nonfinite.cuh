@@ -18,6 +18,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/bits.cuh"
 #include "common/launch.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/split/split.cuh"
@@ -43,7 +44,9 @@ __device__ bool has_nonfinite_row(const split::ScaledMatrix& matrix, int64_t fir
   bool is_found = false;
 #pragma unroll
   for (int64_t row = first_row; row < first_row + kCount; ++row) {
-    is_found |= row < matrix.rows && matrix.row_state[row] == split::kNonfinite;
+    const bool exists = row < matrix.rows;
+    const bool is_nonfinite = exists && matrix.row_state[row] == split::kNonfinite;
+    is_found |= is_nonfinite;
   }
   return is_found;
 }
@@ -115,8 +118,8 @@ __device__ __forceinline__ void sum_nonfinite_terms(
     const bool own_is_nonfinite = own_element < k && is_nonfinite(own_element);
     uint32_t found = __ballot_sync(0xffffffff, own_is_nonfinite);  // bit i: element first + i
     while (found != 0) {
-      const int64_t found_element = first + __ffs(found) - 1;  // the lowest bit's
-      found &= found - 1;                                      // clears this bit
+      const int64_t found_element = first + lowest_bit(found);
+      found = without_lowest_bit(found);
       sum = fma(double{x_row[found_element]}, double{weight_row[found_element]}, sum);
     }
   }

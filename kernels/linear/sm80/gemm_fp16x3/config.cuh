@@ -21,7 +21,7 @@ struct Sm80Config {
   static constexpr int kKTileDepth = 32;
   static constexpr int kRowBytes = kKTileDepth * sizeof(__half);  // a row of a k-tile: hi or lo
   // The hi numbers of a k-tile of one operand, or its lo numbers.
-  static constexpr int kHalfBytes = kTileRows * kRowBytes;
+  static constexpr int kPartBytes = kTileRows * kRowBytes;
 
   // A vector is the part of a row that one cp.async copies, and that ldmatrix reads at once.
   static constexpr int kVectorElements = kVectorBytes / sizeof(__half);
@@ -29,7 +29,7 @@ struct Sm80Config {
 
   // A stage of the ring holds a k-tile: x hi, x lo, weight hi, weight lo. The ring takes 128 KiB,
   // more than a block can have on sm_86, sm_89 and sm_120.
-  static constexpr int kStageBytes = 4 * kHalfBytes;
+  static constexpr int kStageBytes = 4 * kPartBytes;
   static constexpr int kStages = 4;
   static constexpr int kSharedBytes = kStages * kStageBytes;
 
@@ -56,17 +56,13 @@ static_assert(Sm80Config::kTileRows / Sm80Config::kWarpRows *
               "the warps compute the tile");
 static_assert(Sm80Config::kTileRows == Sm80Config::kTileColumns,
               "both operands have k-tiles of the same size, and are copied by the same loop");
-static_assert(
-    Sm80Config::kXFragments == 4,
-    "multiply_k_tile loops over four fragments of x, and each turn handles a quarter of the copies "
-    "of a stage, or of the loads of the weight's fragments");
 static_assert(Sm80Config::kRowVectors == 4, "vector_offset swizzles four vectors a row");
 static_assert(Sm80Config::kKTileDepth == 2 * Sm80Config::kMmaK, "a k-tile has two k-steps");
 static_assert(Sm80Config::kThreads / 32 * Sm80Config::kSubtileFloats * sizeof(float) <=
                   Sm80Config::kSharedBytes,
               "the epilogue's subtiles reuse the memory of the stages");
 
-// The two halves of a split number, as indices of fragments.
+// The two parts of a split number, as indices of fragments.
 enum HiOrLo { kHi, kLo };
 
 // Returns the byte offset of a 16-byte vector in a k-tile of hi or lo of one operand. ldmatrix

@@ -60,7 +60,7 @@ struct Copies {
     if (quarter < kRowsOfThread) {
       copy_vector(address, x, row);
     } else {
-      copy_vector(address + 2 * Sm80Config::kHalfBytes, weight, row);
+      copy_vector(address + 2 * Sm80Config::kPartBytes, weight, row);
     }
     const bool is_last_quarter = quarter == 3;
     if (is_last_quarter) begin_next_k_tile();
@@ -91,7 +91,7 @@ struct Copies {
     const bool exists = k_left > 0 && row < operand.rows_left;
     const __half* const hi = operand.hi + stride * row;
     ptx::copy_async(address, hi, exists);
-    ptx::copy_async(address + Sm80Config::kHalfBytes, hi + operand.hi_to_lo, exists);
+    ptx::copy_async(address + Sm80Config::kPartBytes, hi + operand.hi_to_lo, exists);
   }
 };
 
@@ -119,20 +119,21 @@ struct MmaFragments {
   __device__ MmaFragments(uint32_t shared, int warp_row, int warp_column) {
     const int lane = threadIdx.x % 32;
     a_address = shared + vector_offset(warp_row + lane % 16, lane / 16);
-    b_address = shared + 2 * Sm80Config::kHalfBytes +
-                vector_offset(warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const int b_row = warp_column + lane % 8 + lane / 16 * 8;
+    const int b_vector = lane / 8 % 2;
+    b_address = shared + 2 * Sm80Config::kPartBytes + vector_offset(b_row, b_vector);
   }
 
   // Loads hi and lo of one fragment of x. k-step 1 begins two vectors after k-step 0: vector 0 or 1
   // becomes 2 or 3. This is vector ^ 2, so the swizzled address changes by ^ kKStepBytes.
   __device__ void load_a(uint32_t stage, int k_step, int fragment) {
+    const uint32_t a_in_k_step = a_address ^ (k_step * kKStepBytes);
 #pragma unroll
-    for (int half = kHi; half <= kLo; ++half) {
-      uint32_t (&target)[4] = a[k_step][fragment][half];
-      const uint32_t place = stage + half * Sm80Config::kHalfBytes +
+    for (int part = kHi; part <= kLo; ++part) {
+      uint32_t (&target)[4] = a[k_step][fragment][part];
+      const uint32_t place = stage + part * Sm80Config::kPartBytes +
                              fragment * (Sm80Config::kMmaM * Sm80Config::kRowBytes);
-      ptx::load_matrices(target[0], target[1], target[2], target[3],
-                         (a_address ^ k_step * kKStepBytes) + place);
+      ptx::load_matrices(target[0], target[1], target[2], target[3], a_in_k_step + place);
     }
   }
 
@@ -142,14 +143,14 @@ struct MmaFragments {
   //   fragments    0, 1 hi   2, 3 hi   0, 1 lo   2, 3 lo
   __device__ void load_b(uint32_t stage, int k_step, int quarter) {
     static_assert(Sm80Config::kWeightFragments == 4, "two quarters load hi, and two load lo");
-    const int half = quarter / 2;
+    const uint32_t b_in_k_step = b_address ^ (k_step * kKStepBytes);
+    const int part = quarter / 2;
     const int j = quarter % 2 * 2;
-    uint32_t (&target)[2] = b[k_step][j][half];
-    uint32_t (&next_target)[2] = b[k_step][j + 1][half];
+    uint32_t (&target)[2] = b[k_step][j][part];
+    uint32_t (&next_target)[2] = b[k_step][j + 1][part];
     const uint32_t place =
-        stage + half * Sm80Config::kHalfBytes + j * (Sm80Config::kMmaN * Sm80Config::kRowBytes);
-    ptx::load_matrices(target[0], target[1], next_target[0], next_target[1],
-                       (b_address ^ k_step * kKStepBytes) + place);
+        stage + part * Sm80Config::kPartBytes + j * (Sm80Config::kMmaN * Sm80Config::kRowBytes);
+    ptx::load_matrices(target[0], target[1], next_target[0], next_target[1], b_in_k_step + place);
   }
 };
 
@@ -192,12 +193,12 @@ struct Results {
   }
 
  private:
-  __device__ void multiply(const MmaFragments& operands, int k_step, int fragment, HiOrLo half_a,
-                           HiOrLo half_b) {
+  __device__ void multiply(const MmaFragments& operands, int k_step, int fragment, HiOrLo part_a,
+                           HiOrLo part_b) {
 #pragma unroll
     for (int j = 0; j < Sm80Config::kWeightFragments; ++j) {
-      ptx::mma(accumulators[fragment][j], operands.a[k_step][fragment][half_a],
-               operands.b[k_step][j][half_b]);
+      ptx::mma(accumulators[fragment][j], operands.a[k_step][fragment][part_a],
+               operands.b[k_step][j][part_b]);
     }
   }
 };
@@ -214,12 +215,16 @@ struct Results {
 // k-step 1 is loaded at the end of phase 0, and that of the next k-tile at the end of phase 3.
 __device__ __forceinline__ void multiply_k_tile(Copies& copies, MmaFragments& fragments,
                                                 Results& results, uint32_t& stage) {
+  static_assert(Sm80Config::kXFragments == 4,
+                "each turn of phases 0 and 3 handles a quarter of the copies of a stage, or of the "
+                "loads of the weight's fragments");
   constexpr int kLast = Sm80Config::kXFragments - 1;
 
   // Phase 0: lo of k-step 0.
 #pragma unroll
   for (int i = 0; i <= kLast; ++i) {
-    fragments.load_b(stage, /*k_step=*/1, i);
+    const int quarter = i;  // kXFragments == 4
+    fragments.load_b(stage, /*k_step=*/1, quarter);
     if (i < kLast) {
       fragments.load_a(stage, /*k_step=*/0, i + 1);
     } else {
@@ -253,8 +258,9 @@ __device__ __forceinline__ void multiply_k_tile(Copies& copies, MmaFragments& fr
   // Phase 3: hi of k-step 1. `stage` is the next k-tile's.
 #pragma unroll
   for (int i = 0; i <= kLast; ++i) {
-    copies.copy_quarter(i);
-    fragments.load_b(stage, /*k_step=*/0, i);
+    const int quarter = i;  // kXFragments == 4
+    copies.copy_quarter(quarter);
+    fragments.load_b(stage, /*k_step=*/0, quarter);
     if (i == kLast) fragments.load_a(stage, /*k_step=*/0, /*fragment=*/0);
     results.add_hi_products(fragments, /*k_step=*/1, i);
   }

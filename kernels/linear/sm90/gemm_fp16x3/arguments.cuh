@@ -53,10 +53,10 @@ struct EpilogueInputs {
     int exponent;
     float bias;
   } columns[Fp16x3Config::kBlockWeightRows];
-  int first_m;       // the tile's first row of x
-  int end_m;         // one past the tile's last row of x that exists
-  int first_n;       // the block's first row of weight
-  int tile_is_fast;  // 1 if the block's part of the tile may take the fast epilogue
+  int first_m;               // the tile's first row of x
+  int end_m;                 // one past the tile's last row of x that exists
+  int first_n;               // the block's first row of weight
+  int allows_fast_epilogue;  // 1 if the block's part of the tile may take the fast epilogue
 };
 
 using Fp16x3Pipeline = Pipeline<Fp16x3Config::kStages>;

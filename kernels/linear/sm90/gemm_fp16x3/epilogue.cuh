@@ -122,13 +122,13 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
     const TilePartition::RowRange rows = args.tiles.rows_of(tile);
     const int end_m = min(rows.begin + rows.size, args.epilogue.m);
     const int first_n = first_n_of_block(tile, ptx::cluster_ctarank());
-    bool lane_is_fast = args.epilogue.call_is_fast;
+    bool lane_allows_fast_epilogue = args.epilogue.call_is_fast;
     bool has_nonfinite = false;
     for (int i = lane; i < Fp16x3Config::kLargestRows; i += 32) {
       const int m = rows.begin + i;
       const int exponent = m < end_m ? __ldg(args.x.exponent + m) : 0;
       has_nonfinite |= m < end_m && __ldg(args.x.row_state + m) == split::kNonfinite;
-      lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
+      lane_allows_fast_epilogue &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       inputs.x_exponent[i] = exponent;
     }
     for (int i = lane; i < Fp16x3Config::kBlockWeightRows; i += 32) {
@@ -136,18 +136,18 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
       // Not __ldg, whose data must not change during the kernel: in the second launch, this block
       // has written some of these exponents itself (rescale_overflowed_rows).
       const int exponent = n < args.epilogue.n ? __ldcg(args.weight.exponent + n) : 0;
-      lane_is_fast &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
+      lane_allows_fast_epilogue &= abs(exponent) <= FastEpilogueConfig::kMaxExponent;
       const bool has_bias = n < args.epilogue.n && args.epilogue.bias != nullptr;
       const float bias = has_bias ? __ldg(args.epilogue.bias + n) : 0.0f;
       inputs.columns[i] = {exponent, bias};
     }
-    const bool tile_is_fast = __all_sync(0xffffffff, lane_is_fast);
+    const bool tile_allows_fast_epilogue = __all_sync(0xffffffff, lane_allows_fast_epilogue);
     if (has_nonfinite) *args.has_nonfinite = 1;
     if (lane == 0) {
       inputs.first_m = rows.begin;
       inputs.end_m = end_m;
       inputs.first_n = first_n;
-      inputs.tile_is_fast = tile_is_fast;
+      inputs.allows_fast_epilogue = tile_allows_fast_epilogue;
     }
     sync_with_consumers();
     ++work_tiles;
@@ -421,7 +421,7 @@ __device__ inline void run_epilogue(
     const Fp16x3Arguments& args, const EpilogueInputs& inputs, int n_in_block,
     float4 (&staging)[Fp16x3Config::kSubtileRowBlocks][BlockConfig::kWarpgroupThreads],
     const float (&sums)[Fp16x3Config::kSums]) {
-  if (!inputs.tile_is_fast) {
+  if (!inputs.allows_fast_epilogue) {
     const int first_of_four = n_in_block / 4 * 4;
     run_general_epilogue(args, inputs, first_of_four, staging, sums);
   } else if (args.epilogue.mask == nullptr) {

@@ -74,8 +74,10 @@ struct StagedAccumulatorsReader {
     swaps = threadIdx.x % 2 != 0;
     const StagedPlace place = staged_place(column, row);
     const float* const source = &accumulators[0][place.warp][place.lane].x + place.component;
-    first_read = source + (swaps ? 1 : 0) * kNextColumn;
-    second_read = source + (swaps ? 0 : 1) * kNextColumn;
+    const int first_offset = (swaps ? 1 : 0) * kNextColumn;
+    const int second_offset = (swaps ? 0 : 1) * kNextColumn;
+    first_read = source + first_offset;
+    second_read = source + second_offset;
   }
 
   // Reads the thread's four columns of its row in a row block of the subtile.

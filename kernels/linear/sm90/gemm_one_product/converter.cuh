@@ -69,6 +69,7 @@
 
 #include <cstdint>
 
+#include "common/bits.cuh"
 #include "common/ptx/memory.cuh"
 #include "common/ptx/tma.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
@@ -123,8 +124,8 @@ struct PatchOrder {
   // The patch of this number, 0 <= number < count().
   __device__ __forceinline__ Patch find(int number) const {
     const int group = number / (patch_rows_of_group * patch_columns);
-    const int number_in_group = number - group * patch_rows_of_group * patch_columns;
     const int first_patch_row = group * patch_rows_of_group;
+    const int number_in_group = number - first_patch_row * patch_columns;
     const int patch_rows_here = min(patch_rows_of_group, patch_rows - first_patch_row);
     const int patch_column = number_in_group / patch_rows_here;
     const int patch_row_in_group = number_in_group - patch_column * patch_rows_here;
@@ -150,11 +151,17 @@ __device__ __forceinline__ unsigned take_patch(const WeightConversion& conversio
   return threadIdx.x % 32 == 0 ? atomicAdd(conversion.next_patch, 1u) : 0;
 }
 
+// For producer_k_tile, which one warp writes while others read it.
+__device__ __forceinline__ int load_atomically(int* source) { return atomicAdd(source, 0); }
+__device__ __forceinline__ void store_atomically(int* target, int value) {
+  atomicExch(target, value);
+}
+
 // Waits until this block's producer is at most kLead k-tiles before the patch's deadline. (The
 // patch may be for another cluster, but all clusters are at about the same k-tile.)
 __device__ __forceinline__ void wait_for_producer(const Patch& patch, int* producer_k_tile) {
   if (threadIdx.x % 32 == 0) {
-    while (atomicAdd(producer_k_tile, 0) + ConverterConfig::kLead < patch.deadline) {
+    while (load_atomically(producer_k_tile) + ConverterConfig::kLead < patch.deadline) {
       __nanosleep(200);
     }
   }
@@ -220,7 +227,7 @@ __device__ inline int wait_converted(const WeightConversion& conversion, int pan
   __syncwarp();
   ptx::fence_proxy_async_global();
   if (missing == 0) return 32;
-  const int first_missing_lane = __ffs(missing) - 1;
+  const int first_missing_lane = lowest_bit(missing);
   return first_missing_lane;
 }
 

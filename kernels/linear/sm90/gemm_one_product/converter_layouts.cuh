@@ -119,7 +119,6 @@ struct RowMajor {
     return {/*row=*/4 * scale_index + lane / 8, /*k=*/lane % 8 * 8, scale_index};
   }
 
-  // From where the lane loads the patch that begins at first_n and first_k.
   __device__ static LaneSource source_of(const split::Float32Matrix& weight, int64_t first_n,
                                          int64_t first_k, int lane) {
     const int64_t n = first_n + lane / 16;

@@ -37,6 +37,7 @@
 
 #include <cstdint>
 
+#include "common/bits.cuh"
 #include "common/ptx/memory.cuh"
 #include "linear/sm90/gemm_one_product/arguments.cuh"
 #include "linear/sm90/gemm_one_product/converter_layouts.cuh"
@@ -131,8 +132,8 @@ __device__ __forceinline__ void count_pieces(const WeightConversion& conversion,
   // hi of the patch's first k-tile.
   const __half* const hi_k_tile = weight.hi + patch.first_k_tile * k_tile_elements;
 #pragma unroll 1
-  for (; pieces != 0; pieces &= pieces - 1) {  // clears the lowest bit
-    const int number = __ffs(pieces) - 1;
+  for (; pieces != 0; pieces = without_lowest_bit(pieces)) {
+    const int number = lowest_bit(pieces);
     const int k_tile = number / ConverterConfig::kPiecesPerKTile;
     const int piece_row = number % ConverterConfig::kPiecesPerKTile *
                           ConverterConfig::kRowMajorPieceRows;  // a row of the patch

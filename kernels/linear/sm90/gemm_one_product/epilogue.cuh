@@ -166,7 +166,6 @@ struct RowCursor {
     }
   }
 
-  // Moves to the thread's row of the next row block.
   __device__ __forceinline__ void advance() {
     constexpr int kRows = FragmentConfig::kRowBlockRows;
     if constexpr (kMask)
@@ -191,7 +190,7 @@ __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile&
 #pragma unroll
   for (int subtile = 0; subtile < OneProductConfig::kSubtiles; ++subtile) {
     // All threads must have read the previous subtile. (After the last one of the previous tile,
-    // they have met at this barrier in PrefetchedInputs::store.)
+    // they have met at this barrier in PrefetchedInputs::store_and_sync.)
     if (subtile > 0) ptx::barrier_sync(memory.barrier, BlockConfig::kWarpgroupThreads);
     copy_subtile<kSubtileRowBlocks, OneProductConfig::kRowBlockPitch>(staging_slot(staging),
                                                                       accumulators, subtile);

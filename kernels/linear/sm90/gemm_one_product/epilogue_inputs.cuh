@@ -47,11 +47,11 @@ struct PrefetchedInputs {
   int weight_exponent = 0;
   // The exponents of m = thread + 128 i, and one element more, because C++ has no empty arrays.
   int x_exponent[kXRowsPerThread + 1] = {};
-  bool thread_is_fast;  // whether the call and the thread's exponents allow the fast epilogue
+  bool allows_fast_epilogue;  // whether the call and the thread's exponents do
 
   __device__ PrefetchedInputs(const OneProductArguments<Mode>& args,
                               const WarpgroupTile& warpgroup_tile)
-      : thread_is_fast(args.epilogue.call_is_fast) {
+      : allows_fast_epilogue(args.epilogue.call_is_fast) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     const int n = warpgroup_tile.first_n + thread;
@@ -59,29 +59,30 @@ struct PrefetchedInputs {
       if (epilogue.bias != nullptr) bias = static_cast<float>(__ldg(epilogue.bias + n));
       if (Mode::kConvertsWeight) weight_exponent = __ldg(args.conversion.weight.exponent + n);
     }
-    thread_is_fast &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
+    allows_fast_epilogue &= abs(weight_exponent) <= FastEpilogueConfig::kMaxExponent;
 #pragma unroll
     for (int i = 0; i < kXRowsPerThread; ++i) {
       const int m = warpgroup_tile.first_m + i * BlockConfig::kWarpgroupThreads + thread;
       if (Mode::kConvertsWeight && m < epilogue.m) x_exponent[i] = __ldg(args.x_exponent + m);
-      thread_is_fast &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
+      allows_fast_epilogue &= abs(x_exponent[i]) <= FastEpilogueConfig::kMaxExponent;
     }
   }
 
   // Returns whether all threads of the warpgroup allow the fast epilogue. All of them call it,
-  // after they have read the previous tile's inputs in shared memory, which `store` may overwrite
-  // after this barrier.
-  __device__ bool tile_is_fast(int barrier) const {
-    return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, thread_is_fast);
+  // after they have read the previous tile's inputs in shared memory, which store_and_sync may
+  // overwrite after this barrier.
+  __device__ bool sync_and_vote_fast(int barrier) const {
+    return ptx::barrier_and(barrier, BlockConfig::kWarpgroupThreads, allows_fast_epilogue);
   }
 
-  // Stores the thread's inputs. All threads of the warpgroup call it, after tile_is_fast.
-  __device__ void store(const Epilogue<Out>& epilogue, bool tile_is_fast,
-                        EpilogueInputs<Out>& inputs, int barrier) const {
+  // Stores the thread's inputs. All threads of the warpgroup call it, after sync_and_vote_fast,
+  // and it returns when all of them are stored.
+  __device__ void store_and_sync(const Epilogue<Out>& epilogue, bool tile_allows_fast_epilogue,
+                                 EpilogueInputs<Out>& inputs, int barrier) const {
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     if (thread < OneProductConfig::kWarpgroupWeightRows) {
       // Half types' fast epilogue divides the product before it adds the bias.
-      const bool divides_first = tile_is_fast && !kIsScaled;
+      const bool divides_first = tile_allows_fast_epilogue && !kIsScaled;
       inputs.bias[thread] = bias * (divides_first ? epilogue.divisor.inverse_power : 1.0f);
       if constexpr (kIsScaled) {
         inputs.weight_exponent[thread] = static_cast<int8_t>(weight_exponent);

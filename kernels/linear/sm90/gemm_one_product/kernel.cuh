@@ -131,13 +131,13 @@ __device__ __forceinline__ void run_consumer(const OneProductArguments<Mode>& ar
     // The epilogue's inputs are stored while the last products run.
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile)
       consumer.multiply_next_k_tile(accumulators, k_tile);
-    const bool tile_is_fast = prefetched.tile_is_fast(memory.barrier);
-    prefetched.store(args.epilogue, tile_is_fast, memory.inputs, memory.barrier);
+    const bool allows_fast_epilogue = prefetched.sync_and_vote_fast(memory.barrier);
+    prefetched.store_and_sync(args.epilogue, allows_fast_epilogue, memory.inputs, memory.barrier);
     consumer.complete();
 
     if constexpr (Mode::kConvertsWeight) list_if_not_finite(args, index, accumulators);
     // RedoMode has no fast epilogue: few tiles are computed again, and it would be more code.
-    if (!tile_is_fast || Mode::kIsRedo) {
+    if (!allows_fast_epilogue || Mode::kIsRedo) {
       store_general(args.epilogue, warpgroup_tile, accumulators, memory);
     } else if (args.epilogue.mask == nullptr) {
       store_fast<false>(args.epilogue, warpgroup_tile, accumulators, memory);

@@ -32,7 +32,9 @@ __device__ bool computes_x_tile(const OneProductArguments<Mode>& args, int x_til
 #pragma unroll
   for (int i = threadIdx.x % 32; i < OneProductConfig::kTileRows; i += 32) {
     const int m = x_tile * OneProductConfig::kTileRows + i;
-    fits_fp16 &= m >= args.epilogue.m || __ldg(args.x_exponent + m) != split::kNeedsTf32;
+    const bool is_past_end = m >= args.epilogue.m;
+    const bool row_fits = is_past_end || __ldg(args.x_exponent + m) != split::kNeedsTf32;
+    fits_fp16 &= row_fits;
   }
   return __all_sync(0xffffffff, fits_fp16);
 }
@@ -146,7 +148,7 @@ struct ConversionProgress {
   __device__ void finish() const { set_latest(INT_MAX - ConverterConfig::kLead); }
 
   __device__ void set_latest(int k_tile) const {
-    if (threadIdx.x % 32 == 0) atomicExch(producer_k_tile, k_tile);
+    if (threadIdx.x % 32 == 0) store_atomically(producer_k_tile, k_tile);
   }
 };
 
