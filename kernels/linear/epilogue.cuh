@@ -9,7 +9,7 @@
 // accumulators to these functions. The fused pass (fused_pass.cu) uses the division only.
 //
 // The general epilogue of a GEMM kernel can compute every call of that kernel. Those of sm90/ also
-// have a fast epilogue, for calls (Epilogue::call_is_fast) with both of these properties:
+// have a fast epilogue, for calls (Epilogue::allows_fast_epilogue) with both of these properties:
 //
 //   - The divisor is a power of two from 1 to 2^32 (is_small_power_of_two). The fast epilogue
 //     multiplies by 1 / divisor: in half types the sum and the bias, in float32 the result.
@@ -136,7 +136,7 @@ struct Epilogue {
   int n;
   float lower_limit;  // of z: 0 with ReLU, -infinity without; a z below it becomes 0
   Divisor<float> divisor;
-  bool call_is_fast;  // true if the call can take the fast epilogue
+  bool allows_fast_epilogue;  // whether the call does: the exponents of a tile may still forbid it
 
   explicit Epilogue(const LinearArguments& call)
       : bias(static_cast<const T*>(call.bias)),
@@ -146,12 +146,12 @@ struct Epilogue {
         n(static_cast<int>(call.n)),
         lower_limit(call.has_relu ? 0.0f : -INFINITY),
         divisor(call.divisor),
-        call_is_fast(false) {}
+        allows_fast_epilogue(false) {}
 
   Epilogue(const LinearArguments& call, const FastEpilogueRule& rule) : Epilogue(call) {
     const bool is_aligned = call.n % rule.alignment == 0;
     const bool has_needed_relu = call.has_relu || !rule.needs_relu;
-    call_is_fast = is_aligned && has_needed_relu && divisor.is_small_power_of_two();
+    allows_fast_epilogue = is_aligned && has_needed_relu && divisor.is_small_power_of_two();
   }
 
   // The result for z, in the general epilogue and in the fast one of float32. Both results keep

@@ -122,7 +122,7 @@ __device__ inline void load_epilogue_inputs(const Fp16x3Arguments& args,
     const TilePartition::RowRange rows = args.tiles.rows_of(tile);
     const int end_m = min(rows.begin + rows.size, args.epilogue.m);
     const int first_n = first_n_of_block(tile, ptx::cluster_ctarank());
-    bool lane_allows_fast_epilogue = args.epilogue.call_is_fast;
+    bool lane_allows_fast_epilogue = args.epilogue.allows_fast_epilogue;
     bool has_nonfinite = false;
     for (int i = lane; i < Fp16x3Config::kLargestRows; i += 32) {
       const int m = rows.begin + i;

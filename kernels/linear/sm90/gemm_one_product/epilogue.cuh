@@ -6,8 +6,8 @@
 // kernel.cuh calls one of these for each tile:
 //
 //   store_general     for any divisor, exponent and alignment
-//   store_fast        float32: call_is_fast (linear/epilogue.cuh), and small exponents
-//   store_fast        half types: call_is_fast (epilogue_half_types.cuh)
+//   store_fast        float32: allows_fast_epilogue (linear/epilogue.cuh), and small exponents
+//   store_fast        half types: allows_fast_epilogue (epilogue_half_types.cuh)
 //   PackedGradient    half types without an epilogue: out is [N, M] (epilogue_gradient.cuh)
 //
 // A thread's neighbouring accumulators are in one column of out (sm90/fragment.cuh), but a store
@@ -175,8 +175,8 @@ struct RowCursor {
   }
 };
 
-// The fast epilogue of float32. The caller has checked that epilogue.call_is_fast, and that no
-// exponent of the tile is beyond FastEpilogueConfig::kMaxExponent.
+// The fast epilogue of float32. The caller has checked that epilogue.allows_fast_epilogue, and that
+// no exponent of the tile is beyond FastEpilogueConfig::kMaxExponent.
 template <bool kMask>
 __device__ void store_fast(const Epilogue<float>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[OneProductConfig::kAccumulators],

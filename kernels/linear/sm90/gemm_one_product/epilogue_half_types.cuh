@@ -138,8 +138,9 @@ FastEpilogueRule fast_epilogue_rule_of_half_types(const LinearArguments& call) {
   return {alignment, /*needs_relu=*/true};
 }
 
-// The fast epilogue of half types. The caller has checked epilogue.call_is_fast. For such calls
-// PrefetchedInputs::store has divided the bias, so one fma divides the product and adds the bias.
+// The fast epilogue of half types. The caller has checked epilogue.allows_fast_epilogue. For such
+// calls PrefetchedInputs::store_and_sync has divided the bias, so one fma divides the product and
+// adds the bias.
 template <bool kMask, typename T>
 __device__ void store_fast(const Epilogue<T>& epilogue, const WarpgroupTile& warpgroup_tile,
                            const float (&accumulators)[OneProductConfig::kAccumulators],

@@ -51,7 +51,7 @@ struct PrefetchedInputs {
 
   __device__ PrefetchedInputs(const OneProductArguments<Mode>& args,
                               const WarpgroupTile& warpgroup_tile)
-      : allows_fast_epilogue(args.epilogue.call_is_fast) {
+      : allows_fast_epilogue(args.epilogue.allows_fast_epilogue) {
     const Epilogue<Out>& epilogue = args.epilogue;
     const int thread = threadIdx.x % BlockConfig::kWarpgroupThreads;
     const int n = warpgroup_tile.first_n + thread;
