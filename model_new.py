@@ -76,8 +76,8 @@ class ModelNew(reference.Model):
 
     The operator calls the kernels if the tensor (of a DTensor: its local tensor) is float32,
     float64, float16 or bfloat16, is on a CPU or a CUDA GPU, has no gaps in memory, is not empty,
-    begins at a multiple of 16 bytes, and has no forward-mode tangent. Otherwise it calls torch's
-    own op.
+    begins at a multiple of 16 bytes, has no forward-mode tangent, and is not under a `torch.func`
+    transform or a `TorchDispatchMode`. Otherwise it calls torch's own op.
 
     Args:
         inplace: overwrite forward's x, as `torch.nn.ReLU(inplace=True)` does.

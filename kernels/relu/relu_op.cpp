@@ -185,9 +185,9 @@ struct ReluBackward : Node {
     // An element whose bytes are all 0x3c is a positive number in every dtype.
     const Tensor positive = allocate(mask, {sizeof(double)}, at::kByte).fill_(0x3c);
     select_by_mask(mask, positive.const_data_ptr(), kConstantLayout, substitute);
-    // threshold_backward also has a derivative by its second argument, the forward's output: zeros.
-    // In torch's graph this argument has an edge to the forward's node, so that x gets these zeros,
-    // and not None, as its gradient in a double backward. The substitute gets the same edge.
+    // In torch's graph, the second argument of threshold_backward has an edge to the forward's
+    // node. Because of this edge, x gets zeros as its gradient in a double backward; without it,
+    // None. So the substitute gets the same edge.
     if (at::GradMode::is_enabled()) {
       torch::autograd::impl::set_gradient_edge(substitute, {getptr(), 0});
     }

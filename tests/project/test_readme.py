@@ -1,4 +1,4 @@
-"""README, documents and docstrings name what exists: files, functions, links, variables, errors."""
+"""What README, the documents and some docstrings name exists: links, files, variables, errors."""
 
 import re
 import shutil

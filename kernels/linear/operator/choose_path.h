@@ -80,10 +80,10 @@ struct Product {
   bool is_highest() const { return precision == Precision::kHighest; }
 };
 
-// The least K for which each kernel may be chosen. With shorter K, hardly a product was measured:
-// in the benchmark `path-grid`, which checks the limits of this file, the forwards at `highest`
-// begin with K = 16, and those at other precisions with K = 256.
-constexpr int64_t kLeastKAtHighest = 16;      // fp16x3, and skinny.cu from 17 rows of x on
+// The least K for which each of these kernels may be chosen. With shorter K, hardly a product was
+// measured: in the benchmark `path-grid`, which checks the limits of this file, the forwards at
+// `highest` begin with K = 16, and those at other precisions with K = 256.
+constexpr int64_t kLeastKAtHighest = 16;      // fp16x3; skinny from 17 rows of x on
 constexpr int64_t kLeastKOfOneProduct = 256;  // gemm_one_product
 
 // The smallest M * N of a gradient in half types that gemm_one_product computes.

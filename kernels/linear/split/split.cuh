@@ -167,10 +167,10 @@ __device__ inline float power_of_two(int exponent) {
 }
 
 // Returns sum * 2^-exponent, rounded once. `exponent` is the sum of two rows' exponents, so the
-// power of two may not fit into a float, and is applied as two factors. Multiplying by the first is
-// exact unless this function returns zero or infinity, because sums that are not zero are far from
-// float32's limits: from about 2^-59 to 2^64. A factor is at least 2^-126, so 2^-252 replaces all
-// smaller powers, for which the result is zero anyway.
+// power of two may not fit into a float, and is applied as two factors. A sum that is not zero is
+// from about 2^-59 to 2^64. So if the first multiplication is not exact, the result is zero or
+// infinity anyway. A factor is at least 2^-126, so 2^-252 replaces all smaller powers, for which
+// the result is zero, too.
 __device__ inline float unscale(float sum, int exponent) {
   constexpr int kLeastPower = 2 * -126;
   const int power = max(-exponent, kLeastPower);

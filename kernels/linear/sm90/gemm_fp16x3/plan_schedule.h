@@ -86,9 +86,12 @@ class Planner {
     }
   }
 
-  // Returns whether to cut the tiles of the last wave: whether with equal loads the busiest cluster
-  // would save at least the load of kMinSaving k-groups of the tile with the most rows. (Both loads
-  // are multiplied by `clusters` here, so that they are whole numbers.)
+  // Returns whether to cut the tiles of the last wave. With the loads of clusters if no tile is
+  // cut, this pays if
+  //
+  //   busiest load - mean load  >=  kMinSaving * max_rows
+  //
+  // (Both sides are multiplied by `clusters` here, so that they are whole numbers.)
   bool cutting_pays() const {
     int64_t busiest_load = 0;  // if no tile is cut
     for (int cluster = 0; cluster < clusters_; ++cluster) {

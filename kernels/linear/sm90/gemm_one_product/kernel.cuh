@@ -99,8 +99,8 @@ namespace kernels::sm90::gemm_one_product {
 
 // Lists a tile to be computed again if the accumulators of this warp are not finite. x is finite
 // here, and finite fp16 operands have finite sums. So an accumulator is infinite or NaN only if its
-// row of the weight holds infinity or NaN, and then all accumulators of that row are. The thread
-// tests one accumulator of each of its two rows, first.x and first.z (fragment.cuh).
+// row of the converted weight holds infinity or NaN, and then all accumulators of that row are. The
+// thread tests one accumulator of each of its two rows, first.x and first.z (fragment.cuh).
 template <typename Mode>
 __device__ __forceinline__ void list_if_not_finite(
     const OneProductArguments<Mode>& args, int index,
