@@ -1,7 +1,7 @@
 """The shared memory in a round: each contestant finds the round's values there in its turn.
 
-"What is written and compared in a round?" in PROTECTION.md has a table of it, and names the one
-exception: eager's buffers, if parameters and buffers are large. In quotes are the table's rows:
+"What is written and compared in a round?" in PROTECTION.md has a table of it, and names what holds
+for buffers alone. In quotes are the table's rows:
 
     write_inputs(...)                       "a round begins"
     write_state_for_all(...)
@@ -10,8 +10,9 @@ exception: eager's buffers, if parameters and buffers are large. In quotes are t
             the contestant is asked
             if it is the solution:
                 with reading_results(...):  "the solution has replied"
-                    results are compared    "its results are compared"
-                                            "its results are freed", "its turn ends"
+                    results are compared    "while its results are compared"
+                                            "the solution's results are freed"
+                                            "the solution's turn ends"
 """
 
 from collections.abc import Callable, Iterator
