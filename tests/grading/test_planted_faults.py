@@ -135,7 +135,7 @@ FAULTS = {
     "gpu_linear_mask": Fault(
         FP16X3_EPILOGUE,
         "mask_bit(z)",
-        "mask_bit(z) && (byte > 0 || i > 0 || threadIdx.x % 128 > 0)",
+        "mask_bit(z) && (row_of_four > 0 || i > 0 || threadIdx.x % 128 > 0)",
         "gradient of x: .* beyond the error budget",
     ),
     # The products with lo are dropped, which leaves about TF32's accuracy.

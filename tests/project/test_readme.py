@@ -1,4 +1,4 @@
-"""What README, the documents and some docstrings name exists: links, files, variables, errors."""
+"""Check that links, files, variables and errors that the documents name exist."""
 
 import re
 import shutil
